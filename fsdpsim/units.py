@@ -1,0 +1,128 @@
+"""Quantities as people write them: "80 GiB", "400 Gb/s", "5 us", "989 TFLOP/s".
+
+Every quantity inside the program is a number in SI base units: bytes, bytes per second,
+seconds, FLOP per second. Case matters for B (byte) against b (bit) and for M (mega) against m (milli).
+A bare number is already in the base unit.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+from functools import partial
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+#: Decimal and binary prefixes of the SI brochure and IEC 80000-13.
+PREFIXES = {
+    "": Fraction(1),
+    **{p: Fraction(1, 10**e) for p, e in (("n", 9), ("u", 6), ("µ", 6), ("μ", 6), ("m", 3))},
+    **{p: Fraction(10**e) for p, e in (("k", 3), ("K", 3), ("M", 6), ("G", 9), ("T", 12), ("P", 15))},
+    **{p: Fraction(2**e) for p, e in (("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40))},
+}
+
+#: dimension -> unit symbol -> how many base units it is.
+SYMBOLS = {
+    "bytes": {"B": Fraction(1)},
+    "bytes/s": {
+        **dict.fromkeys(("B/s", "Bps"), Fraction(1)),
+        **dict.fromkeys(("b/s", "bps", "bit/s"), Fraction(1, 8)),
+    },
+    "seconds": {"s": Fraction(1)},
+    "FLOP/s": dict.fromkeys(("FLOP/s", "FLOPS", "FLOPs/s"), Fraction(1)),
+}
+
+EXAMPLES = {
+    "bytes": '"80 GiB", "25 MB", "512 B"',
+    "bytes/s": '"450 GB/s", "400 Gb/s", "1.6 Tb/s"',
+    "seconds": '"5 us", "12.5 ms", "2 s"',
+    "FLOP/s": '"989 TFLOP/s", "312 TFLOPS", "1.5 PFLOP/s"',
+}
+
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*")
+
+
+def parse(value: object, dimension: str) -> float:
+    """Return ``value`` in the base unit of ``dimension`` (a key of :data:`SYMBOLS`).
+
+    ``value`` is a number in base units or a string with a unit. Raises ``ValueError`` that shows
+    three valid examples when the unit is unknown, of another dimension, or the number not finite.
+    """
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return _finite(value, value, dimension)
+    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"{_shown(value)} is not a quantity in {dimension}; {_hint(dimension)}")
+    digits, unit = match.groups()
+    # Fractions, so that "5 us" is exactly the float 5e-6.
+    return float(Fraction(digits) * (_scale(value, unit, dimension) if unit else 1))
+
+
+def _scale(value: object, unit: str, dimension: str) -> Fraction:
+    found = _lookup(unit, SYMBOLS[dimension])
+    if found is not None:
+        return found
+    for other, symbols in SYMBOLS.items():
+        if _lookup(unit, symbols) is not None:
+            raise ValueError(f"{_shown(value)} is in {other}, not {dimension}; {_hint(dimension)}")
+    raise ValueError(f"{_shown(value)} has an unknown unit {unit!r}; {_hint(dimension)}")
+
+
+def _lookup(unit: str, symbols: dict[str, Fraction]) -> Fraction | None:
+    for symbol, factor in symbols.items():
+        if unit.endswith(symbol) and unit[: -len(symbol)] in PREFIXES:
+            return PREFIXES[unit[: -len(symbol)]] * factor
+    return None
+
+
+def _finite(number: float, value: object, dimension: str) -> float:
+    if not math.isfinite(number):
+        raise ValueError(f"{_shown(value)} is not a finite number; {_hint(dimension)}")
+    return number
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _hint(dimension: str) -> str:
+    return f"write for example {EXAMPLES[dimension]}"
+
+
+def _quantity(dimension: str, value: object, *, zero: bool) -> float:
+    number = parse(value, dimension)
+    if number < 0 or (number == 0 and not zero):
+        raise ValueError(f"{_shown(value)} must be {'zero or more' if zero else 'more than zero'}")
+    return round(number) if dimension == "bytes" else number
+
+
+def _field(dimension: str, *, zero: bool = False) -> BeforeValidator:
+    return BeforeValidator(partial(_quantity, dimension, zero=zero))
+
+
+# Field types of the scenario schema. Those named ...OrZero accept 0; none accepts less.
+Bytes = Annotated[int, _field("bytes")]
+BytesOrZero = Annotated[int, _field("bytes", zero=True)]
+BytesPerSecond = Annotated[float, _field("bytes/s")]
+Seconds = Annotated[float, _field("seconds")]
+SecondsOrZero = Annotated[float, _field("seconds", zero=True)]
+FlopPerSecond = Annotated[float, _field("FLOP/s")]
+
+
+def show_seconds(seconds: float) -> str:
+    """A duration with the unit that keeps one to three digits before the point: ``12.3 ms``."""
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(seconds) >= scale:
+            return f"{seconds / scale:.4g} {unit}"
+    return f"{seconds / 1e-9:.4g} ns" if seconds else "0 s"
+
+
+def show_bytes(nbytes: float) -> str:
+    """A memory size in binary units, as torch prints it: ``1.50 GiB``."""
+    for scale, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if abs(nbytes) >= scale:
+            return f"{nbytes / scale:.2f} {unit}"
+    return f"{nbytes:.0f} B"
