@@ -1,0 +1,447 @@
+"""The native CUDA caching allocator of one device: its default pools, without CUDA graphs.
+
+Source of every rule: ``DeviceCachingAllocator`` in ``c10/cuda/CUDACachingAllocator.cpp`` of
+pytorch 2.11-2.13. Sizes and addresses are in bytes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Generator, Hashable
+from typing import Any, TypeVar
+
+from fsdpsim.allocator import report
+from fsdpsim.allocator.blocks import (
+    FREE,
+    LIVE,
+    NULL,
+    PENDING,
+    SIZE_SHIFT,
+    Block,
+    BlockPool,
+    FreeList,
+    Segment,
+)
+from fsdpsim.allocator.driver import Device, DeviceMemory, DriverCall, SynchronizeEvents
+from fsdpsim.allocator.errors import (
+    OutOfMemoryError,
+    RequestTooLargeError,
+    UnsupportedSettingsError,
+)
+from fsdpsim.allocator.expandable import expanded_size
+from fsdpsim.allocator.release import collect_garbage, release_available, release_blocks
+from fsdpsim.allocator.reserved import EventHook, ReservedMemory
+from fsdpsim.allocator.settings import AllocatorSettings
+from fsdpsim.allocator.sizes import (
+    MAX_REQUEST,
+    MIN_BLOCK_SIZE,
+    SMALL_SIZE,
+    UNLIMITED,
+    round_size,
+    segment_size,
+)
+from fsdpsim.allocator.stats import OversizeStat, PoolStats
+
+Result = TypeVar("Result")
+
+
+class CachingAllocator:
+    """Hands out blocks from cached segments, and asks the driver only when none fits.
+
+    ``malloc_cached`` is the fast path, ``grow`` everything behind a cache miss; ``malloc`` joins
+    the two for callers to whom waiting costs nothing. A request must call ``malloc_cached``
+    first: it polls the events once, and ``grow`` neither polls nor searches again.
+    """
+
+    def __init__(
+        self,
+        *,
+        capacity: int,
+        total_memory: int,
+        device: Device,
+        settings: AllocatorSettings | None = None,
+        on_event: EventHook | None = None,
+        memory: DeviceMemory | None = None,
+    ) -> None:
+        """Start empty.
+
+        ``capacity``: bytes that can be allocated on the device. ``total_memory``: bytes of the
+        whole device, the base of the memory fraction and of the size of expandable ranges.
+        ``memory`` replaces the device memory made from ``capacity``. ``on_event`` is called as
+        ``on_event(action, address, size, stream)`` in the order of a torch memory snapshot.
+        """
+        if capacity < 0 or total_memory <= 0:
+            raise ValueError(
+                f"capacity {capacity} and total_memory {total_memory} must be positive"
+            )
+        self.device = device
+        self.num_alloc_retries = 0
+        self.num_ooms = 0
+        self.num_sync_all_streams = 0
+        self.num_oom_rejections = 0
+        self.stats = PoolStats()
+        self.small = BlockPool(is_small=True)
+        self.large = BlockPool(is_small=False)
+        self.oversize_allocations = OversizeStat()
+        self._events: dict[Hashable, deque[tuple[object, Block]]] = {}
+        self._on_event = on_event
+        self.reserved = ReservedMemory(
+            memory or DeviceMemory(capacity), total_memory, self.stats, on_event
+        )
+        self._null = Segment(FreeList(self.small, None), 0, 0, index=-1, expandable=False).head
+        self._null.state = NULL
+        self._had_expandable = False
+        self.configure(settings or AllocatorSettings())
+
+    def configure(self, settings: AllocatorSettings) -> None:
+        """Replace all settings; blocks and segments are kept."""
+        self._settings = settings
+        self._divisions = settings.roundup_power2_divisions
+        self._rounds_to_512 = max(self._divisions) <= 1
+        self._expandable = settings.expandable_segments
+        self._had_expandable |= self._expandable
+        self._max_split_size = self.reserved.max_split_size = settings.max_split_size
+        self._any_block_fits = not self._had_expandable and self._max_split_size == UNLIMITED
+        self._limit = settings.memory_limit(self.reserved.total_memory)
+        threshold = settings.garbage_collection_threshold
+        self._gc_limit = None
+        if threshold is not None and self._limit is not None:
+            self._gc_limit = int(threshold * self._limit)
+        self.large.page_size = settings.large_segment_size
+        fine = self._expandable
+        self.small.split_from, self.small.split_below = MIN_BLOCK_SIZE, UNLIMITED
+        self.large.split_from = MIN_BLOCK_SIZE if fine else SMALL_SIZE + 1
+        self.large.split_below = UNLIMITED if fine else self._max_split_size
+
+    # ---------------------------------------------------------------- malloc
+
+    def malloc_cached(self, nbytes: int, stream: Hashable) -> Block | None:
+        """Return a block for ``nbytes`` from the cache; None when memory must be reserved.
+
+        Polls the events first. ``nbytes == 0`` returns a null block without a poll.
+        """
+        if not 0 < nbytes < MAX_REQUEST:
+            return self._null_block(nbytes)
+        if self._events:
+            self._process_events()
+        size = -(-nbytes // 512) * 512 if self._rounds_to_512 else self.rounded(nbytes)
+        pool = self.small if size <= SMALL_SIZE else self.large
+        free_list = pool.free_lists.get(stream) or pool.free_list(stream)
+        if self._gc_limit is not None:
+            pool.searches += 1
+        keys = free_list.keys
+        position = bisect_left(keys, size << SIZE_SHIFT)
+        if not self._any_block_fits:
+            position = self._candidate(free_list, position, size)
+        if position == len(keys):
+            return None
+        block = free_list.blocks[position]
+        del keys[position]
+        del free_list.blocks[position]
+        return self._carve(block, size, nbytes, free_list)
+
+    def _null_block(self, nbytes: int) -> Block:
+        if nbytes == 0:
+            return self._null
+        if nbytes < 0:
+            raise ValueError(f"cannot allocate {nbytes} bytes")
+        raise RequestTooLargeError(f"tried to allocate {nbytes} bytes: more than 1 EB")
+
+    def rounded(self, nbytes: int) -> int:
+        """Return the block size that a request of ``nbytes`` (> 0) asks for."""
+        return round_size(nbytes, self._divisions)
+
+    def _candidate(self, free_list: FreeList, position: int, size: int) -> int:
+        """Return where the block to use is, from the best fit at ``position``; the end if none.
+
+        Only one candidate is tested against the oversize rules, as in ``get_free_block``.
+        """
+        blocks, end = free_list.blocks, len(free_list.blocks)
+        if position < end and blocks[position].segment.expandable:
+            step = _skip_to_best_expandable if self._expandable else _skip_expandable
+            position = step(blocks, position)
+        if position == end:
+            return end
+        block, limit = blocks[position], self._max_split_size
+        if size < limit and block.size >= limit:
+            return end
+        if size >= limit and block.size >= size + self._settings.max_non_split_rounding:
+            return end
+        if size >= limit:
+            self._refuse_to_split_oversize(block, size)
+        return position
+
+    def _refuse_to_split_oversize(self, block: Block, size: int) -> None:
+        if (
+            self._expandable
+            and not block.segment.expandable
+            and block.size - size >= MIN_BLOCK_SIZE
+        ):
+            raise UnsupportedSettingsError(
+                "expandable_segments was turned on together with max_split_size_mb while oversize"
+                " cudaMalloc segments were cached: torch would split one and could cudaFree it"
+                " while it is partly used"
+            )
+
+    def _carve(self, block: Block, size: int, nbytes: int, free_list: FreeList) -> Block:
+        """Hand out ``block``, which is in no free list, and put what is left over back."""
+        stats, total, pool = free_list.stats, self.stats, free_list.pool
+        if block.size - size >= pool.split_from and size < pool.split_below:
+            was_split = block.prev is not None or block.next is not None
+            rest = block.split(size)
+            free_list.insert(rest)
+            if not block.segment.expandable:
+                change = (0, -size) if was_split else (1, rest.size)
+                stats.count_inactive_split(*change)
+                total.count_inactive_split(*change)
+        else:
+            size = block.size
+            if (block.prev is not None or block.next is not None) and not block.segment.expandable:
+                stats.count_inactive_split(-1, -size)
+                total.count_inactive_split(-1, -size)
+        block.state = LIVE
+        block.requested_size = nbytes
+        stats.count_malloc(size, nbytes)
+        total.count_malloc(size, nbytes)
+        if size >= self._max_split_size:
+            self.oversize_allocations.add()
+        if self._on_event is not None:
+            self._on_event("alloc", block.address, nbytes, free_list.stream)
+        return block
+
+    def malloc(self, nbytes: int, stream: Hashable) -> Block:
+        """Return a block for ``nbytes``; whatever must be waited for completes at once.
+
+        Raises :class:`OutOfMemoryError`.
+        """
+        block = self.malloc_cached(nbytes, stream)
+        return block if block is not None else _run(self.grow(nbytes, stream))
+
+    def grow(self, nbytes: int, stream: Hashable) -> Generator[DriverCall, None, Block]:
+        """Reserve memory for a request that ``malloc_cached`` has just missed, and carve it.
+
+        Yields a :class:`DriverCall` before each thing that costs host time or must be waited
+        for; resume when it is done. The pool is not searched again after a release, as in torch
+        (pytorch#189504). Raises :class:`OutOfMemoryError`.
+        """
+        size = self.rounded(nbytes)
+        free_list = (self.small if size <= SMALL_SIZE else self.large).free_list(stream)
+        if self._gc_limit is not None and self.stats.reserved_bytes > self._gc_limit:
+            target = self.stats.reserved_bytes - self._gc_limit
+            yield from collect_garbage(self.reserved, self.large, target)
+        block = yield from self._alloc_block(free_list, size, nbytes)
+        if block is None and (yield from release_available(self.reserved, free_list, size)):
+            block = yield from self._alloc_block(free_list, size, nbytes)
+        if block is None:
+            yield from self._release_cached()
+            self.num_alloc_retries += 1
+            block = yield from self._alloc_block(free_list, size, nbytes)
+        if block is None:
+            raise self._out_of_memory(free_list, size, nbytes)
+        return self._carve(block, size, nbytes, free_list)
+
+    def _alloc_block(
+        self, free_list: FreeList, size: int, nbytes: int
+    ) -> Generator[DriverCall, None, Block | None]:
+        wanted = segment_size(size, self._settings.large_segment_size)
+        if self._limit is not None and self.stats.reserved_bytes + wanted > self._limit:
+            if self._settings.throw_on_cudamalloc_oom:
+                self.num_oom_rejections += 1
+                raise OutOfMemoryError(
+                    report.out_of_memory(self, free_list, size, nbytes, rejected=True)
+                )
+            return None
+        if self._expandable:
+            return (yield from self.reserved.grow_range(free_list, size))
+        return (yield from self.reserved.cuda_malloc(free_list, wanted))
+
+    def _release_cached(self) -> Generator[DriverCall, None, None]:
+        self.num_sync_all_streams += 1
+        if self._events:
+            queues = list(self._events.values())
+            yield SynchronizeEvents(events=tuple(event for queue in queues for event, _ in queue))
+            self._events.clear()
+            for queue in queues:
+                for _, block in queue:
+                    self._event_completed(block)
+        yield from release_blocks(self.reserved, self.large)
+        yield from release_blocks(self.reserved, self.small)
+
+    def empty_cache_steps(self) -> Generator[DriverCall, None, None]:
+        """``torch.cuda.empty_cache``: like ``grow``, yields what costs time."""
+        yield from self._release_cached()
+
+    def empty_cache(self) -> None:
+        """``torch.cuda.empty_cache``; whatever must be waited for completes at once."""
+        _run(self._release_cached())
+
+    # ------------------------------------------------------------------ free
+
+    def free(self, block: Block) -> None:
+        """Give a block back; with recorded streams, once their work so far has finished.
+
+        Never polls events. Raises ``ValueError`` for a block that is not live.
+        """
+        if block.state != LIVE:
+            if block.state == NULL:
+                return
+            raise ValueError(f"{block!r} is not allocated")
+        size, free_list = block.size, block.segment.free_list
+        stats, total = free_list.stats, self.stats
+        if self._on_event is not None:
+            self._on_event("free_requested", block.address, block.requested_size, free_list.stream)
+        stats.allocation_out += 1
+        total.allocation_out += 1
+        stats.allocated_bytes_out += size
+        total.allocated_bytes_out += size
+        if size >= self._max_split_size:
+            self.oversize_allocations.remove()
+        if block.stream_uses is None:
+            self._free_block(block, free_list)
+        else:
+            self._defer(block, block.stream_uses)
+
+    def record_stream(self, block: Block, stream: Hashable) -> None:
+        """Tell that ``stream`` uses the block: its free will wait for the work enqueued there."""
+        if block.state == NULL or stream == block.segment.free_list.stream:
+            return
+        if block.state != LIVE:
+            raise ValueError(f"{block!r} is not allocated")
+        if block.stream_uses is None:
+            block.stream_uses = [stream]
+        elif stream not in block.stream_uses:
+            block.stream_uses.append(stream)
+
+    def _defer(self, block: Block, streams: list[Hashable]) -> None:
+        block.state = PENDING
+        block.stream_uses = None
+        block.pending = len(streams)
+        for stats in (block.segment.free_list.stats, self.stats):
+            stats.pending += 1
+            stats.pending_bytes += block.size
+        for stream in streams:
+            event = self.device.record_event(stream)
+            self._events.setdefault(stream, deque()).append((event, block))
+
+    def _process_events(self) -> None:
+        query = self.device.query
+        for stream, queue in list(self._events.items()):
+            while queue and query(queue[0][0]):
+                self._event_completed(queue.popleft()[1])
+            if not queue:
+                del self._events[stream]
+
+    def _event_completed(self, block: Block) -> None:
+        block.pending -= 1
+        if block.pending:
+            return
+        free_list = block.segment.free_list
+        for stats in (free_list.stats, self.stats):
+            stats.pending -= 1
+            stats.pending_bytes -= block.size
+        self._free_block(block, free_list)
+
+    def _free_block(self, block: Block, free_list: FreeList) -> None:
+        """Put a block back into its free list, merged with its free neighbours."""
+        nbytes = block.requested_size
+        stats, total = free_list.stats, self.stats
+        stats.requested_bytes_out += nbytes
+        total.requested_bytes_out += nbytes
+        if self._on_event is not None:
+            self._on_event("free_completed", block.address, nbytes, free_list.stream)
+        before, after = block.prev, block.next
+        if before is None and after is None:
+            block.state = FREE
+            free_list.insert(block)
+            return
+        merged, freed = 0, block.size
+        if before is not None and before.state == FREE:
+            merged += 1
+            free_list.remove(before)
+            before.absorb_next()
+            block = before
+        if after is not None and after.state == FREE:
+            merged += 1
+            free_list.remove(after)
+            block.absorb_next()
+        block.state = FREE
+        free_list.insert(block)
+        if not block.segment.expandable:
+            if block.prev is not None or block.next is not None:
+                change = (1 - merged, freed)
+            else:
+                change = (-merged, freed - block.size)
+            stats.count_inactive_split(*change)
+            total.count_inactive_split(*change)
+
+    # ------------------------------------------------------------ statistics
+
+    @property
+    def settings(self) -> AllocatorSettings:
+        """The settings in force."""
+        return self._settings
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Segments and virtual ranges, by address."""
+        return sorted(self.reserved.segments, key=lambda segment: segment.address)
+
+    def memory_stats(self) -> dict[str, int]:
+        """``torch.cuda.memory_stats()``: the same keys, the same meaning."""
+        return report.memory_stats(self)
+
+    def memory_snapshot(self, device: int = 0) -> list[dict[str, Any]]:
+        """``torch.cuda.memory_snapshot()``: segments and blocks by address, without frames."""
+        return report.memory_snapshot(self.segments, device)
+
+    def reset_peak_memory_stats(self) -> None:
+        """Set every peak to the current value."""
+        for stats in (self.stats, self.small.stats, self.large.stats):
+            stats.reset_peaks()
+        for oversize in (self.oversize_allocations, self.reserved.oversize_segments):
+            oversize.reset_peak()
+
+    def reset_accumulated_memory_stats(self) -> None:
+        """Count increases, decreases and events from now on."""
+        for stats in (self.stats, self.small.stats, self.large.stats):
+            stats.reset_accumulated()
+        for oversize in (self.oversize_allocations, self.reserved.oversize_segments):
+            oversize.reset_accumulated()
+        self.num_alloc_retries = self.num_ooms = 0
+        self.num_sync_all_streams = self.num_oom_rejections = 0
+        self.reserved.num_device_alloc = self.reserved.num_device_free = 0
+
+    def _out_of_memory(self, free_list: FreeList, size: int, nbytes: int) -> OutOfMemoryError:
+        self.num_ooms += 1
+        if self._on_event is not None:
+            self._on_event("oom", self.reserved.memory.free, size, free_list.stream)
+        return OutOfMemoryError(report.out_of_memory(self, free_list, size, nbytes))
+
+
+def _skip_expandable(blocks: list[Block], position: int) -> int:
+    while position < len(blocks) and blocks[position].segment.expandable:
+        position += 1
+    return position
+
+
+def _skip_to_best_expandable(blocks: list[Block], position: int) -> int:
+    """Walk to larger blocks while they can grow to less: the tail of a range counts as huge."""
+    following = position + 1
+    while (
+        following < len(blocks)
+        and blocks[position].segment.expandable
+        and expanded_size(blocks[following]) < expanded_size(blocks[position])
+    ):
+        position, following = following, following + 1
+    return position
+
+
+def _run(steps: Generator[DriverCall, None, Result]) -> Result:
+    """Run steps to their end, as if every driver call returned at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            result: Result = stop.value
+            return result
