@@ -19,7 +19,10 @@ from pydantic import BeforeValidator
 PREFIXES = {
     "": Fraction(1),
     **{p: Fraction(1, 10**e) for p, e in (("n", 9), ("u", 6), ("µ", 6), ("μ", 6), ("m", 3))},
-    **{p: Fraction(10**e) for p, e in (("k", 3), ("K", 3), ("M", 6), ("G", 9), ("T", 12), ("P", 15))},
+    **{
+        p: Fraction(10**e)
+        for p, e in (("k", 3), ("K", 3), ("M", 6), ("G", 9), ("T", 12), ("P", 15))
+    },
     **{p: Fraction(2**e) for p, e in (("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40))},
 }
 

@@ -1,7 +1,7 @@
 """What one rank computes: FSDP units, the parts of the model that run, and their kernels.
 
-A :class:`Workload` says nothing of time, streams or FSDP's hooks. It is made from given durations or
-from a model (`fsdpsim.model`), and read by the schedules, which ask a cost model for seconds.
+A :class:`Workload` says nothing of time, streams or FSDP's hooks. It is made from given durations
+or from a model, and read by the schedules, which ask a cost model for seconds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,19 @@ import math
 from dataclasses import dataclass, field
 
 #: Bytes per element of the dtypes that torch's FSDP accepts, by torch's own names.
-DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "int8": 1}
+DTYPE_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "int8": 1,
+}
+
+
+def nbytes(numel: int, dtype: str) -> int:
+    """Bytes of ``numel`` elements of ``dtype``."""
+    return numel * DTYPE_BYTES[dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +63,7 @@ class Kernel:
 
     name: str
     kind: str = "elementwise"
-    """``gemm``, ``attention``, ``elementwise``, ``reduction``, ``embedding``, ``unit`` (several in one)."""
+    """``gemm``, ``attention``, ``elementwise``, ``reduction``, ``embedding``; ``unit``: several."""
     seconds: float | None = None
     flops: float = 0.0
     nbytes: float = 0.0
@@ -59,6 +71,9 @@ class Kernel:
     dtype: str = "bfloat16"
     allocates: tuple[Tensor, ...] = ()
     frees: tuple[str, ...] = ()
+    gradients: tuple[str, ...] = ()
+    """Backward: names of the parameters whose gradient this kernel produces (the schedule allocates
+    them just before it; those that no kernel names appear at the start of the part's backward)."""
     launches: int = 1
     """Host launches that this entry stands for (more than 1 only for ``unit`` kernels)."""
 
@@ -67,7 +82,7 @@ class Kernel:
 class Part:
     """One stretch of compute that belongs to one unit: a block, an embedding, a head.
 
-    ``recompute`` is what activation checkpointing runs again before ``backward`` (empty without it).
+    ``recompute`` is what activation checkpointing runs again before ``backward``; else empty.
     """
 
     name: str
@@ -75,8 +90,10 @@ class Part:
     forward: tuple[Kernel, ...] = ()
     backward: tuple[Kernel, ...] = ()
     recompute: tuple[Kernel, ...] = ()
-    input_requires_grad: bool = True
-    """False for a part fed with tokens or raw data: autograd stops there."""
+    params: tuple[str, ...] | None = None
+    """Names of the parameters that this part uses; None means all of its unit's."""
+    region: str = ""
+    """Consecutive parts of one non-empty name are checkpointed, and recomputed, together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +119,12 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Units in module order (the root last) and the parts in the order in which forward calls them."""
+    """Units in module order (the root last), and parts in the order in which forward calls them."""
 
     units: tuple[Unit, ...]
     parts: tuple[Part, ...]
     calls: tuple[str, ...] = field(default=())
-    """Names of parts in call order; empty means each part once, in order. A name may repeat or be absent."""
+    """Names of parts in call order, some perhaps twice or never; empty means each part once."""
     tokens: int = 0
     """Tokens per rank and micro-batch (0 when unknown)."""
     flops_per_token: float = 0.0

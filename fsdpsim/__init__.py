@@ -1,0 +1,33 @@
+"""fsdpsim predicts how PyTorch FSDP runs, without a GPU: when, with how much memory, and why.
+
+``load`` reads a scenario, ``simulate`` runs it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fsdpsim.result import Result
+    from fsdpsim.scenario import Scenario, ScenarioError, load
+    from fsdpsim.simulate import simulate
+
+__version__ = "0.1.0"
+__all__ = ["Result", "Scenario", "ScenarioError", "__version__", "load", "simulate"]
+
+_HOME = {
+    "Result": "fsdpsim.result",
+    "Scenario": "fsdpsim.scenario",
+    "ScenarioError": "fsdpsim.scenario",
+    "load": "fsdpsim.scenario",
+    "simulate": "fsdpsim.simulate",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: ``fsdpsim --help`` needs none of it."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOME[name]), name)

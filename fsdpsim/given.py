@@ -1,0 +1,154 @@
+"""A workload of given durations: the ``[workload]`` table as units, parts and seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from fsdpsim.hardware import Hardware
+from fsdpsim.scenario.workload_tables import Training, UnitTable
+from fsdpsim.scenario.workload_tables import Workload as WorkloadTable
+from fsdpsim.workload import Kernel, Param, Part, Tensor, Unit, Workload
+
+ROOT = "root"
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
+
+
+def given_workload(table: WorkloadTable, training: Training, hardware: Hardware) -> Workload:
+    """Units and parts of ``table``; raises ``ValueError`` for a call of an unknown part."""
+    rows = list(_rows(table))
+    units = tuple(_unit(row, table, training) for row in rows)
+    parts = tuple(p for row in rows for p in _parts(row, table, training, hardware))
+    names = [part.name for part in parts]
+    unknown = [name for name in table.calls if name not in names]
+    if unknown:
+        raise ValueError(f"workload.calls: {unknown[0]!r} is not a part; known are {names}")
+    if not any(unit.is_root for unit in units):
+        units = (*units, Unit(name=ROOT, is_root=True))
+    return Workload(units=units, parts=parts, calls=table.calls, tokens=table.tokens or 0)
+
+
+def given_seconds(table: WorkloadTable) -> dict[tuple[str, str], float]:
+    """(collective, unit) -> seconds, where the table gives them."""
+    return {
+        (kind, row["name"]): row[kind]
+        for row in _rows(table)
+        for kind in COLLECTIVES
+        if row[kind] is not None
+    }
+
+
+def _rows(table: WorkloadTable) -> Iterator[dict[str, Any]]:
+    """One mapping per unit with the table's per-unit entry wherever the unit leaves a key out."""
+    units = table.units
+    if isinstance(units, int):
+        units = tuple(UnitTable(name=f"unit.{i}") for i in range(units))
+    keys = ("forward", "backward", "parameters", "activations", *COLLECTIVES)
+    for index, unit in enumerate(units):
+        row: dict[str, Any] = {"name": unit.name, "params": unit.params, "parts": unit.parts}
+        for key in keys:
+            own = getattr(unit, key, None)
+            row[key] = own if own is not None else _entry(getattr(table, key), index)
+        yield row
+
+
+def _entry(value: Any, index: int) -> Any:
+    return value[index] if isinstance(value, list) else value
+
+
+def _unit(row: Mapping[str, Any], table: WorkloadTable, training: Training) -> Unit:
+    name = row["name"]
+    if row["params"]:
+        params = tuple(
+            Param(
+                name=p.name or f"{name}.{i}",
+                shape=p.shape,
+                dtype=p.dtype,
+                requires_grad=p.requires_grad and not _frozen(training, name, p.name),
+            )
+            for i, p in enumerate(row["params"])
+        )
+    elif row["parameters"] and (name != ROOT or row["parts"]):
+        trained = not _frozen(training, name, name)
+        shape = (row["parameters"],)
+        params = (Param(name=name, shape=shape, dtype=table.dtype, requires_grad=trained),)
+    else:
+        params = ()
+    return Unit(name=name, params=params, is_root=name == ROOT)
+
+
+def _frozen(training: Training, unit: str, param: str) -> bool:
+    return any(fnmatchcase(unit, p) or fnmatchcase(param, p) for p in training.frozen)
+
+
+def _parts(
+    row: Mapping[str, Any], table: WorkloadTable, training: Training, hardware: Hardware
+) -> Iterator[Part]:
+    names = row["parts"]
+    if names is None:
+        names = (row["name"],) if row["name"] != ROOT or row["params"] else ()
+    forward, backward = _durations(row, table, hardware)
+    owners = _owners(row, names)
+    for name in names:
+        again = training.activation_checkpointing != "none" and _covered(table, row["name"], name)
+        yield _part(name, row, forward, backward, owners[name], checkpointed=again)
+
+
+def _covered(table: WorkloadTable, unit: str, part: str) -> bool:
+    if table.checkpointed is None:
+        return unit != ROOT
+    return any(fnmatchcase(part, pattern) for pattern in table.checkpointed)
+
+
+def _owners(row: Mapping[str, Any], parts: tuple[str, ...]) -> dict[str, tuple[str, ...] | None]:
+    """Which part uses which parameter: the one whose name begins the parameter's, else the last.
+
+    Where a parameter has no name, nothing is known and each part uses all (None).
+    """
+    if len(parts) <= 1 or not all(param.name for param in row["params"]):
+        return dict.fromkeys(parts)
+    owners: dict[str, list[str]] = {part: [] for part in parts}
+    for param in row["params"]:
+        owner = next((p for p in parts if param.name.startswith(f"{p}.")), parts[-1])
+        owners[owner].append(param.name)
+    return {part: tuple(names) for part, names in owners.items()}
+
+
+def _durations(
+    row: Mapping[str, Any], table: WorkloadTable, hardware: Hardware
+) -> tuple[float, float]:
+    """(forward, backward) seconds; 2 FLOPs per parameter and token forward, twice that backward."""
+    forward = row["forward"]
+    if forward is None:
+        if row["parameters"] is None or table.tokens is None:
+            raise ValueError(
+                f"workload: unit {row['name']!r} needs forward, or parameters and tokens"
+            )
+        rate = hardware.peak_flops * table.efficiency
+        forward = 2 * row["parameters"] * table.tokens / rate
+    return forward, row["backward"] if row["backward"] is not None else 2 * forward
+
+
+def _part(
+    name: str,
+    row: Mapping[str, Any],
+    forward: float,
+    backward: float,
+    params: tuple[str, ...] | None,
+    *,
+    checkpointed: bool,
+) -> Part:
+    saved = (Tensor(name="saved", nbytes=row["activations"]),) if row["activations"] else ()
+    kept = () if checkpointed else saved
+    drop = tuple(t.name for t in saved)
+    forward_kernels = (Kernel(name="forward", kind="unit", seconds=forward, allocates=kept),)
+    again = (Kernel(name="recompute", kind="unit", seconds=forward, allocates=saved),)
+    return Part(
+        name=name,
+        unit=row["name"],
+        forward=forward_kernels,
+        recompute=again if checkpointed else (),
+        backward=(Kernel(name="backward", kind="unit", seconds=backward, frees=drop),),
+        params=params,
+    )

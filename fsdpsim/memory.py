@@ -1,0 +1,273 @@
+"""Device memory on the timeline: buffers of the schedule, allocated and freed at host time.
+
+The caching allocator (:mod:`fsdpsim.allocator`) decides where a buffer lies; this module lets the
+host pay for what the allocator asks of the driver, and keeps the log behind curves and peaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fsdpsim.allocator import (
+    AllocatorSettings,
+    Block,
+    CachingAllocator,
+    CudaFree,
+    CudaMalloc,
+    DriverCall,
+    Map,
+    OutOfMemory,
+    OutOfMemoryError,
+    SynchronizeEvents,
+    Unmap,
+)
+from fsdpsim.engine import Host, Op, Process
+
+#: Every buffer belongs to one of these; the same words are used in JSON and on charts.
+CATEGORIES = (
+    "parameters",
+    "gradients",
+    "optimizer_state",
+    "activations",
+    "all_gather",
+    "reduce_scatter",
+    "temporaries",
+)
+
+
+class Buffer:
+    """One tensor's storage. The host fills in the times (seconds) and the allocator's block."""
+
+    __slots__ = (
+        "allocated_at",
+        "block",
+        "category",
+        "freed_at",
+        "iteration",
+        "name",
+        "nbytes",
+        "pending",
+        "stream",
+        "unit",
+        "unsharded",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        nbytes: int,
+        category: str,
+        *,
+        stream: str,
+        unit: str,
+        iteration: int,
+        unsharded: bool = False,
+    ) -> None:
+        self.name = name
+        self.nbytes = nbytes
+        self.category = category
+        self.stream = stream
+        self.unit = unit
+        self.iteration = iteration
+        self.unsharded = unsharded
+        self.block: Block | None = None
+        self.allocated_at: float | None = None
+        self.freed_at: float | None = None
+        self.pending: tuple[Op, ...] = ()
+        """Ops that must have ended, after the free, before the block can be reused."""
+
+    def __repr__(self) -> str:
+        return f"Buffer({self.unit}/{self.name}, {self.nbytes} B on {self.stream})"
+
+
+class Malloc:
+    """Host step: allocate a buffer on the stream that was current."""
+
+    __slots__ = ("buffer",)
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.buffer = buffer
+
+    def act(self, host: Host) -> Process | None:
+        """Allocate; returns what the host must wait for when the cache has no fitting block."""
+        self.buffer.allocated_at = host.env.now
+        return None if host.memory is None else host.memory.malloc(host, self.buffer)
+
+
+class Free:
+    """Host step: drop a buffer, with ``record_stream`` for the named streams."""
+
+    __slots__ = ("buffer", "record_streams")
+
+    def __init__(self, buffer: Buffer, record_streams: tuple[str, ...]) -> None:
+        self.buffer = buffer
+        self.record_streams = record_streams
+
+    def act(self, host: Host) -> None:
+        """Free now; the block stays unusable until the recorded streams have passed this moment."""
+        buffer = self.buffer
+        buffer.freed_at = host.env.now
+        others = (s for s in self.record_streams if s != buffer.stream and s in host.streams)
+        last = (host.streams[s].last for s in others)
+        buffer.pending = tuple(op for op in last if op is not None)
+        if host.memory is not None:
+            host.memory.free(host, buffer, self.record_streams)
+
+
+class Sample(NamedTuple):
+    """The allocator after one malloc or free: host time in seconds, the rest in bytes."""
+
+    time: float
+    buffer: Buffer
+    is_malloc: bool
+    requested: int
+    allocated: int
+    active: int
+    reserved: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    """The host was stopped by the allocator from ``start`` to ``end`` (seconds)."""
+
+    start: float
+    end: float
+    cause: str
+    unit: str
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Oom:
+    """The request that could not be served."""
+
+    time: float
+    buffer: Buffer
+    report: OutOfMemory
+
+
+class GpuMemory:
+    """One GPU's memory: the caching allocator, driven at host time.
+
+    ``capacity`` bytes can be allocated on a device of ``total`` bytes; ``cuda_malloc`` and
+    ``cuda_free`` are host seconds per call. After an out-of-memory ``oom`` holds the report.
+    """
+
+    def __init__(
+        self,
+        settings: AllocatorSettings,
+        *,
+        capacity: int,
+        total: int,
+        cuda_malloc: float,
+        cuda_free: float,
+        on_event: Callable[[str, int, int, object], None] | None = None,
+    ) -> None:
+        self.allocator = CachingAllocator(
+            capacity=capacity,
+            total_memory=total,
+            device=self,
+            settings=settings,
+            on_event=on_event,
+        )
+        self.samples: list[Sample] = []
+        self.stalls: list[Stall] = []
+        self.oom: Oom | None = None
+        self._seconds = {
+            CudaMalloc: cuda_malloc,
+            Map: cuda_malloc,
+            CudaFree: cuda_free,
+            Unmap: cuda_free,
+        }
+        self._host: Host | None = None
+
+    # ---- what the allocator asks of the device
+
+    def record_event(self, stream: object) -> Op | None:
+        """The last op enqueued on ``stream`` now."""
+        assert self._host is not None
+        found = self._host.streams.get(str(stream))
+        return found.last if found is not None else None
+
+    def query(self, event: object) -> bool:
+        """Whether the GPU has passed ``event`` at the present host time."""
+        assert self._host is not None
+        if event is None:
+            return True
+        end = event.end  # type: ignore[attr-defined]
+        return end is not None and end <= self._host.env.now
+
+    # ---- what the program's memory steps call
+
+    def malloc(self, host: Host, buffer: Buffer) -> Process | None:
+        """Allocate ``buffer``; a cache miss returns the process that the host waits for."""
+        self._host = host
+        buffer.block = self.allocator.malloc_cached(buffer.nbytes, buffer.stream)
+        if buffer.block is None:
+            return self._grow(host, buffer)
+        self._sample(host, buffer, is_malloc=True)
+        return None
+
+    def free(self, host: Host, buffer: Buffer, record_streams: Sequence[str]) -> None:
+        """Free ``buffer`` after ``record_stream`` for the given streams."""
+        self._host = host
+        assert buffer.block is not None
+        for stream in record_streams:
+            self.allocator.record_stream(buffer.block, stream)
+        self.allocator.free(buffer.block)
+        self._sample(host, buffer, is_malloc=False)
+
+    def _grow(self, host: Host, buffer: Buffer) -> Process:
+        calls = self.allocator.grow(buffer.nbytes, buffer.stream)
+        start, cause = host.env.now, "cuda_malloc"
+        while True:
+            try:
+                call = next(calls)
+            except StopIteration as done:
+                buffer.block = done.value
+                break
+            except OutOfMemoryError as error:
+                self.oom = Oom(time=host.env.now, buffer=buffer, report=error.report)
+                raise
+            if not isinstance(call, (CudaMalloc, Map)):
+                cause = "alloc_retry"
+            yield from self._pay(host, call)
+        if host.env.now > start:
+            self.stalls.append(
+                Stall(
+                    start=start,
+                    end=host.env.now,
+                    cause=cause,
+                    unit=buffer.unit,
+                    iteration=buffer.iteration,
+                )
+            )
+        self._sample(host, buffer, is_malloc=True)
+
+    def _pay(self, host: Host, call: DriverCall) -> Process:
+        if isinstance(call, SynchronizeEvents):
+            yield from host.wait([op for op in call.events if isinstance(op, Op)])
+        elif isinstance(call, CudaFree):  # waits for all outstanding work of the device
+            yield from host.wait([s.last for s in host.streams.values() if s.last is not None])
+        elif isinstance(call, Unmap):
+            last = self.record_event(call.stream)
+            yield from host.wait([last] if last is not None else [])
+        seconds = self._seconds.get(type(call), 0.0)
+        if seconds:
+            yield host.env.timeout(seconds)
+
+    def _sample(self, host: Host, buffer: Buffer, *, is_malloc: bool) -> None:
+        stats = self.allocator.stats
+        self.samples.append(
+            Sample(
+                host.env.now,
+                buffer,
+                is_malloc,
+                stats.requested_bytes,
+                stats.allocated_bytes,
+                stats.active_bytes,
+                stats.reserved_bytes,
+            )
+        )

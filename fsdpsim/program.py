@@ -1,0 +1,213 @@
+"""The program of one rank's CPU thread: kernel launches, waits and allocations in host order.
+
+FSDP's control flow does not depend on what has completed, so a schedule can record the whole
+program first and the engine can run it afterwards. The vocabulary is CUDA's and torch's: streams,
+events, ``wait_event``, ``wait_stream``, ``record_stream``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from fsdpsim.engine import Host, HostWait, Op, Process, Step
+from fsdpsim.memory import Buffer, Free, Malloc
+
+#: A recorded CUDA event: the ops that must have ended. Empty when nothing was enqueued before it.
+Event = tuple[Op, ...]
+
+#: The stream that is current when FSDP is entered: forward, backward and the optimizer run on it.
+COMPUTE = "compute"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """What one collective moves. ``nbytes`` is the full size: gathered, or before scattering."""
+
+    kind: str
+    nbytes: int
+    shard_nbytes: int | None
+    """This rank's input of an all-gather or output of a reduce-scatter; None for an all-reduce."""
+    dtype: str
+    group: str
+    """``shard``, ``replicate`` or ``post_forward n`` (the smaller group of an int reshard)."""
+    group_size: int
+    trigger: str | None = None
+    """All-gathers: ``demand`` (the unit's own hook), ``prefetch`` or ``manual``."""
+    by: str | None = None
+    """All-gathers: the unit whose hook issued it."""
+
+
+class Mark:
+    """A point in host order that people compare with their profiler: a hook, a free, a compute mark."""
+
+    __slots__ = ("event", "fields", "iteration", "phase", "time", "unit")
+
+    def __init__(
+        self, event: str, unit: str, phase: str, iteration: int, fields: dict[str, Any]
+    ) -> None:
+        self.event = event
+        self.unit = unit
+        self.phase = phase
+        self.iteration = iteration
+        self.fields = fields
+        self.time: float | None = None
+
+    def act(self, host: Host) -> None:
+        """Note the host time (seconds)."""
+        self.time = host.env.now
+
+
+class IterationStart:
+    """The host begins an iteration: its time (seconds) and how many memory samples lie before."""
+
+    __slots__ = ("iteration", "samples", "time")
+
+    def __init__(self, iteration: int) -> None:
+        self.iteration = iteration
+        self.time: float | None = None
+        self.samples = 0
+
+    def act(self, host: Host) -> None:
+        """Note where the iteration begins."""
+        self.time = host.env.now
+        self.samples = len(getattr(host.memory, "samples", ()))
+
+
+class HostWork:
+    """Time that the CPU thread spends without launching anything: hooks, Python, a CPU optimizer."""
+
+    __slots__ = ("cause", "end", "iteration", "seconds", "start", "unit")
+
+    def __init__(self, seconds: float, cause: str, unit: str, iteration: int) -> None:
+        self.seconds = seconds
+        self.cause = cause
+        self.unit = unit
+        self.iteration = iteration
+        self.start: float | None = None
+        self.end: float | None = None
+
+    def act(self, host: Host) -> Process:
+        """Let ``seconds`` pass."""
+        self.start = host.env.now
+        yield host.env.timeout(self.seconds)
+        self.end = host.env.now
+
+
+class Program:
+    """Records steps in host order; ``unit``, ``phase`` and ``iteration`` label what comes next."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.stream = COMPUTE
+        self.unit = ""
+        self.phase = ""
+        self.iteration = 0
+        self._last: dict[str, Op] = {}
+        self._waits: dict[str, list[Op]] = {}
+
+    def begin_iteration(self, iteration: int) -> None:
+        """All that follows belongs to ``iteration``."""
+        self.iteration = iteration
+        self.steps.append(IterationStart(iteration))
+
+    @contextmanager
+    def on_stream(self, stream: str) -> Iterator[None]:
+        """Make ``stream`` current, as ``torch.cuda.stream`` does."""
+        outer, self.stream = self.stream, stream
+        try:
+            yield
+        finally:
+            self.stream = outer
+
+    @contextmanager
+    def for_unit(self, unit: str) -> Iterator[None]:
+        """Label what is recorded inside with ``unit``."""
+        outer, self.unit = self.unit, unit
+        try:
+            yield
+        finally:
+            self.unit = outer
+
+    def launch(
+        self,
+        name: str,
+        seconds: float,
+        *,
+        kind: str,
+        launch_seconds: float = 0.0,
+        communicator: str | None = None,
+        collective: Collective | None = None,
+    ) -> Op:
+        """Enqueue a kernel or collective of ``seconds`` on the current stream."""
+        stream = self.stream
+        op = Op(
+            name,
+            stream,
+            seconds,
+            deps=tuple(self._waits.pop(stream, ())),
+            communicator=communicator,
+            launch_seconds=launch_seconds,
+            kind=kind,
+            unit=self.unit,
+            phase=self.phase,
+            iteration=self.iteration,
+            collective=collective,
+        )
+        self._last[stream] = op
+        self.steps.append(op)
+        return op
+
+    def record_event(self, stream: str | None = None) -> Event:
+        """What is enqueued on ``stream`` (default: the current one) up to now."""
+        stream = stream or self.stream
+        last = self._last.get(stream)
+        # A wait that no op has taken over yet belongs to the event too.
+        return (*([last] if last is not None else []), *self._waits.get(stream, ()))
+
+    def wait_event(self, stream: str, event: Event) -> None:
+        """What is enqueued on ``stream`` from now on starts after ``event``; the host goes on."""
+        waits = self._waits.setdefault(stream, [])
+        for op in event:
+            if op.stream != stream and op not in waits:
+                waits.append(op)
+
+    def wait_stream(self, stream: str, other: str) -> None:
+        """``stream`` waits for all that is enqueued on ``other`` up to now."""
+        self.wait_event(stream, self.record_event(other))
+
+    def synchronize(self, event: Event, cause: str) -> None:
+        """The host blocks until ``event`` has passed; ``cause`` names the reason in every output."""
+        self.steps.append(HostWait(event, cause=cause, unit=self.unit, iteration=self.iteration))
+
+    def host_work(self, seconds: float, cause: str) -> None:
+        """The host is busy for ``seconds``; nothing is recorded when that is zero."""
+        if seconds:
+            self.steps.append(HostWork(seconds, cause, self.unit, self.iteration))
+
+    def malloc(self, name: str, nbytes: int, category: str, *, unsharded: bool = False) -> Buffer:
+        """Allocate on the current stream; ``unsharded`` marks a buffer of gathered parameters."""
+        buffer = Buffer(
+            name,
+            nbytes,
+            category,
+            stream=self.stream,
+            unit=self.unit,
+            iteration=self.iteration,
+            unsharded=unsharded,
+        )
+        self.steps.append(Malloc(buffer))
+        return buffer
+
+    def free(self, buffer: Buffer | None, *record_streams: str) -> None:
+        """Drop the last reference; with ``record_streams``, reusable once these have passed now."""
+        if buffer is not None:
+            self.steps.append(Free(buffer, record_streams))
+
+    def mark(self, event: str, unit: str | None = None, **fields: Any) -> None:
+        """Record a point in host order."""
+        self.steps.append(
+            Mark(event, self.unit if unit is None else unit, self.phase, self.iteration, fields)
+        )

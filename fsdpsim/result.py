@@ -1,0 +1,214 @@
+"""What a simulation produced: ops with their times, host stalls, memory samples; and its summary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+from fsdpsim.collectives import bytes_sent_per_rank
+from fsdpsim.costs import Costs
+from fsdpsim.engine import HostWait, Op
+from fsdpsim.intervals import Interval, clip, subtract, total, union
+from fsdpsim.memory import GpuMemory, Sample, Stall
+from fsdpsim.program import HostWork, IterationStart, Mark, Program
+from fsdpsim.scenario import Scenario
+from fsdpsim.workload import Workload
+
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveSummary:
+    """One kind of collective in the last iteration; times in seconds."""
+
+    count: int
+    bytes_sent_per_rank: float
+    time_s: float
+    exposed_s: float
+    """Time in which it ran and no compute kernel did."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Result:
+    """One simulated scenario. Times are seconds from the start, sizes bytes.
+
+    Figures of "the step" are those of the last iteration: one optimizer step in steady state, from
+    the end of all work before it to the end of its own.
+    """
+
+    scenario: Scenario
+    workload: Workload
+    costs: Costs
+    program: Program
+    memory: GpuMemory
+
+    @cached_property
+    def ops(self) -> list[Op]:
+        """All ops that have run, in issue order (all of them, unless memory ran out)."""
+        return [s for s in self.program.steps if type(s) is Op and s.finished]
+
+    @cached_property
+    def marks(self) -> list[Mark]:
+        """Hooks and compute marks in host order."""
+        return [s for s in self.program.steps if type(s) is Mark]
+
+    @cached_property
+    def host_waits(self) -> list[HostWait]:
+        """Where the host waited for the GPU, in host order."""
+        return [s for s in self.program.steps if type(s) is HostWait and s.end is not None]
+
+    @cached_property
+    def host_work(self) -> list[HostWork]:
+        """Where the host was busy without launching."""
+        return [s for s in self.program.steps if type(s) is HostWork and s.end is not None]
+
+    @cached_property
+    def iteration_ends(self) -> list[float]:
+        """When all work of each iteration, and of those before it, has ended."""
+        ends = [0.0] * self.scenario.iterations
+        for op in self.ops:
+            assert op.end is not None
+            ends[op.iteration] = max(ends[op.iteration], op.end)
+        for i, (before, end) in enumerate(pairwise(ends), start=1):
+            ends[i] = max(before, end)
+        return ends
+
+    @cached_property
+    def iteration_times(self) -> list[float]:
+        """Seconds of each iteration."""
+        return [end - start for start, end in pairwise([0.0, *self.iteration_ends])]
+
+    @cached_property
+    def window(self) -> Interval:
+        """The last iteration's start and end."""
+        return ([0.0, *self.iteration_ends][-2], self.iteration_ends[-1])
+
+    @property
+    def step_time(self) -> float:
+        """Seconds of the last iteration."""
+        return self.iteration_times[-1]
+
+    def busy(self, ops: Iterable[Op]) -> list[Interval]:
+        """The times of the step in which any of ``ops`` ran."""
+        return union(clip(((op.start, op.end) for op in ops), self.window))  # type: ignore[misc]
+
+    @cached_property
+    def compute_busy(self) -> list[Interval]:
+        """The times of the step in which a kernel ran that is not a collective."""
+        return self.busy(op for op in self.ops if op.collective is None)
+
+    @cached_property
+    def communication_busy(self) -> list[Interval]:
+        """The times of the step in which a collective ran."""
+        return self.busy(op for op in self.ops if op.collective is not None)
+
+    @property
+    def compute_time(self) -> float:
+        """Seconds of the step in which the GPU computed."""
+        return total(self.compute_busy)
+
+    @cached_property
+    def exposed_communication(self) -> float:
+        """Seconds of the step in which a collective ran and nothing was computed."""
+        return total(subtract(self.communication_busy, self.compute_busy))
+
+    @cached_property
+    def collectives(self) -> dict[str, CollectiveSummary]:
+        """Summary per kind of collective that the step has."""
+        last = self.scenario.iterations - 1
+        found: dict[str, CollectiveSummary] = {}
+        for kind in COLLECTIVES:
+            ops = [op for op in self.ops if op.kind == kind and op.iteration == last]
+            if ops:
+                found[kind] = CollectiveSummary(
+                    count=len(ops),
+                    bytes_sent_per_rank=sum(self.bytes_sent(op) for op in ops),
+                    time_s=sum(op.seconds for op in ops),
+                    exposed_s=total(subtract(self.busy(ops), self.compute_busy)),
+                )
+        return found
+
+    def bytes_sent(self, op: Op) -> float:
+        """Bytes that this rank sends in a ring for one collective."""
+        info = op.collective
+        return bytes_sent_per_rank(info.kind, info.nbytes, self.costs.groups[info.group])
+
+    def stalls(self) -> Iterator[Stall]:
+        """Where the host was stopped: waits for the GPU, and the allocator."""
+        for wait in self.host_waits:
+            if wait.end > wait.start:  # type: ignore[operator]
+                yield Stall(
+                    start=wait.start,  # type: ignore[arg-type]
+                    end=wait.end,  # type: ignore[arg-type]
+                    cause=wait.cause,
+                    unit=wait.unit,
+                    iteration=wait.iteration,
+                )
+        yield from self.memory.stalls
+
+    @cached_property
+    def host_blocked(self) -> dict[str, float]:
+        """Seconds per cause for which the host was stopped in the last iteration."""
+        last, blocked = self.scenario.iterations - 1, dict[str, float]()
+        for stall in self.stalls():
+            if stall.iteration == last:
+                blocked[stall.cause] = blocked.get(stall.cause, 0.0) + stall.end - stall.start
+        return dict(sorted(blocked.items()))
+
+    # ---- memory
+
+    @cached_property
+    def step_samples(self) -> list[Sample]:
+        """Memory samples of the last iteration, and the one before it: the level it starts from."""
+        starts = [s for s in self.program.steps if type(s) is IterationStart]
+        first = max((s.samples for s in starts if s.time is not None), default=0)
+        if self.scenario.iterations == 1:
+            first = 0  # from the allocation of the parameters on
+        return self.memory.samples[max(first - 1, 0) :]
+
+    def peak(self, level: str) -> int:
+        """The step's highest ``requested``, ``allocated``, ``active`` or ``reserved`` bytes."""
+        return max((getattr(s, level) for s in self.step_samples), default=0)
+
+    @cached_property
+    def max_unsharded_units(self) -> int:
+        """Most units whose gathered parameters held memory at once, over all iterations."""
+        alive: dict[str, int] = {}
+        pending: list[tuple[float, str]] = []
+        most = 0
+        for buffer, is_malloc, time in self._unsharded_events():
+            if not is_malloc:
+                end = max((op.end or float("inf") for op in buffer.pending), default=time)
+                pending.append((end, buffer.unit))
+                continue
+            for entry in [e for e in pending if e[0] <= time]:
+                pending.remove(entry)
+                alive[entry[1]] -= 1
+            alive[buffer.unit] = alive.get(buffer.unit, 0) + 1
+            most = max(most, sum(count > 0 for count in alive.values()))
+        return most
+
+    def _unsharded_events(self) -> Iterator[tuple[Any, bool, float]]:
+        for sample in self.memory.samples:
+            if sample.buffer.unsharded:
+                yield sample.buffer, sample.is_malloc, sample.time
+
+    # ---- throughput
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens per second and GPU; None when the scenario does not say how many tokens."""
+        tokens = self.workload.tokens * self.scenario.training.gradient_accumulation_steps
+        tokens *= self.scenario.training.forwards_per_backward
+        return tokens / self.step_time if tokens and self.step_time else None
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilisation: the model's FLOPs against the GPU's dense peak."""
+        rate = self.tokens_per_second
+        if rate is None or not self.workload.flops_per_token:
+            return None
+        return rate * self.workload.flops_per_token / self.costs.hardware.peak_flops

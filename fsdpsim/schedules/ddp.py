@@ -1,0 +1,148 @@
+"""``DistributedDataParallel`` as torch 2.13 runs it: bucketed all-reduce beside backward.
+
+Reads beside ``torch/csrc/distributed/c10d/reducer.cpp``. Parameters and optimizer state are whole on
+every rank; gradients are copied into buckets, filled in reverse order of the parameters, and a full
+bucket is reduced on the process group's own stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fsdpsim.memory import Buffer
+from fsdpsim.program import COMPUTE, Event
+from fsdpsim.scenario.runtimes import Ddp
+from fsdpsim.schedules.runtime import Runtime
+from fsdpsim.workload import Param, Unit, nbytes
+
+#: ``kDefaultFirstBucketBytes``: a small first bucket starts the communication early.
+FIRST_BUCKET_BYTES = 2**20
+STREAM = "all_reduce"
+
+
+@dataclass(slots=True, eq=False)
+class Bucket:
+    """Parameters whose gradients are reduced together."""
+
+    params: list[tuple[str, Param]] = field(default_factory=list)
+    buffer: Buffer | None = None
+    ready: set[str] = field(default_factory=set)
+
+    @property
+    def numel(self) -> int:
+        """Elements of the bucket."""
+        return sum(param.numel for _, param in self.params)
+
+
+class DdpRuntime(Runtime):
+    """The reducer's hooks."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        assert isinstance(self.scenario.fsdp, Ddp)
+        self.settings = self.scenario.fsdp
+        self.buckets = self._buckets()
+        self.bucket_of = {p.name: b for b in self.buckets for _, p in b.params}
+        self.grads: dict[str, Buffer] = {}
+        self.next_bucket = 0
+        self.sync_gradients = True
+        self.reduced: list[Event] = []
+
+    def _dtype(self, param: Param) -> str:
+        return self.scenario.param_dtype or param.dtype
+
+    def _buckets(self) -> list[Bucket]:
+        """Parameters in reverse order, cut where a bucket reaches its cap (``compute_bucket_...``)."""
+        trained = [(u.name, p) for u in self.workload.units for p in u.params if p.requires_grad]
+        buckets, size = [Bucket()], 0
+        for unit, param in reversed(trained):
+            buckets[-1].params.append((unit, param))
+            size += nbytes(param.numel, self._dtype(param))
+            cap = FIRST_BUCKET_BYTES if len(buckets) == 1 else self.settings.bucket_cap_mb * 2**20
+            if size >= cap:
+                buckets.append(Bucket())
+                size = 0
+        return [bucket for bucket in buckets if bucket.params]
+
+    def initialize(self) -> None:
+        """Whole parameters; with mixed precision a low-precision copy too. Buckets live for good."""
+        program = self.program
+        for unit in self.workload.units:
+            with program.for_unit(unit.name):
+                for param in unit.params:
+                    size = nbytes(param.numel, param.dtype)
+                    program.malloc(param.name, size, "parameters")
+                    if self._dtype(param) != param.dtype:
+                        low = nbytes(param.numel, self._dtype(param))
+                        program.malloc(f"{param.name} ({self._dtype(param)})", low, "parameters")
+        for i, bucket in enumerate(self.buckets):
+            size = nbytes(bucket.numel, self._dtype(bucket.params[0][1]))
+            with program.for_unit(bucket.params[0][0]):
+                bucket.buffer = program.malloc(f"bucket {i}", size, "reduce_scatter")
+
+    def begin_microbatch(self, *, last: bool) -> None:
+        """Enter ``no_sync()`` for all micro-batches but the last, if the scenario says so."""
+        self.sync_gradients = last or not self.settings.no_sync
+        self.next_bucket = 0
+        for bucket in self.buckets:
+            bucket.ready.clear()
+
+    def allocate_gradient(self, unit: Unit, param: Param) -> None:
+        """Gradients live beside the buckets, or in them (``gradient_as_bucket_view``)."""
+        if self.settings.gradient_as_bucket_view or param.name in self.grads:
+            return
+        size = nbytes(param.numel, self._dtype(param))
+        self.grads[param.name] = self.program.malloc(f"grad {param.name}", size, "gradients")
+
+    def after_backward_kernels(self, unit: Unit, params: tuple[Param, ...]) -> None:
+        """The AccumulateGrad hooks of a part: copy into buckets, reduce those that are full."""
+        if not self.sync_gradients:
+            return
+        with self.program.for_unit(unit.name):
+            for param in reversed(params):
+                bucket = self.bucket_of[param.name]
+                bucket.ready.add(param.name)
+                if not self.settings.gradient_as_bucket_view:
+                    self.copy("copy_to_bucket", 2 * nbytes(param.numel, self._dtype(param)))
+            self._reduce_ready_buckets()
+
+    def _reduce_ready_buckets(self) -> None:
+        """Buckets are reduced in order: a full one waits for those before it."""
+        while self.next_bucket < len(self.buckets):
+            bucket = self.buckets[self.next_bucket]
+            if len(bucket.ready) < len(bucket.params):
+                return
+            self._all_reduce(bucket)
+            self.next_bucket += 1
+
+    def _all_reduce(self, bucket: Bucket) -> None:
+        program = self.program
+        unit, param = bucket.params[-1]
+        program.wait_stream(STREAM, COMPUTE)
+        with program.for_unit(unit), program.on_stream(STREAM):
+            self.collective(
+                "all_reduce",
+                bucket.numel,
+                self._dtype(param),
+                group="replicate",
+                communicator="replicate",
+                group_size=self.replicas,
+            )
+            self.reduced.append(program.record_event())
+
+    def final_callback(self) -> None:
+        """``finalize_backward``: wait for the reductions and copy the averages back."""
+        for event, bucket in zip(self.reduced, self.buckets, strict=False):
+            self.program.wait_event(COMPUTE, event)
+            if not self.settings.gradient_as_bucket_view:
+                size = nbytes(bucket.numel, self._dtype(bucket.params[0][1]))
+                with self.program.for_unit(bucket.params[0][0]):
+                    self.copy("copy_from_bucket", 2 * size)
+        self.reduced.clear()
+
+    def zero_grad(self) -> None:
+        """``set_to_none=True``: gradients are dropped; buckets stay."""
+        for grad in self.grads.values():
+            self.program.free(grad)
+        self.grads.clear()

@@ -1,0 +1,276 @@
+"""FSDP2's parameters of one unit: state, all-gather, copy-out and gradient reduction.
+
+Reads beside ``_fsdp_param_group.py`` and ``_fsdp_collectives.py`` of
+``torch/distributed/fsdp/_fully_shard``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fsdpsim.memory import Buffer
+from fsdpsim.program import COMPUTE, Event
+from fsdpsim.schedules.autograd import Node
+from fsdpsim.schedules.runtime import Runtime
+from fsdpsim.sharding import ShardedSize, padded_numel
+from fsdpsim.workload import Param, Unit, nbytes
+
+
+@dataclass(slots=True)
+class AllGatherResult:
+    """A pending or stashed all-gather: its output, and the event after it or its copy-out."""
+
+    buffer: Buffer | None
+    event: Event
+
+
+@dataclass(slots=True)
+class ReduceScatterState:
+    """A retained reduce-scatter input and the event after the collective."""
+
+    buffer: Buffer
+    event: Event
+
+
+@dataclass(slots=True, eq=False)
+class ParamGroup:
+    """State of one unit's parameters; the flags are ``FSDPParamGroup``'s own."""
+
+    unit: Unit
+    size: ShardedSize
+    reduced: ShardedSize
+    """Only the parameters that are trained: what is reduce-scattered."""
+    orig_dtype: str
+    param_dtype: str
+    reduce_dtype: str
+    post_forward_factor: int | None
+    """Ranks that keep a shard after forward: None keeps the parameters unsharded."""
+    state: str = "sharded"
+    training_state: str = "idle"
+    all_gather_result: AllGatherResult | None = None
+    reshard_after_forward_event: Event | None = None
+    params: list[Buffer] = field(default_factory=list)
+    post_forward_shard: Buffer | None = None
+    post_forward_indices: list[int] = field(default_factory=list)
+    accumulate_grad: Node | None = None
+    incomplete_grads: dict[str, Buffer] = field(default_factory=dict)
+    """Gradients in autograd's hands: some use of the parameter is not differentiated yet."""
+    grads: dict[str, Buffer] = field(default_factory=dict)
+    """The parameters' ``.grad``."""
+    accumulated_grads: dict[str, Buffer] = field(default_factory=dict)
+    """Gradients kept without synchronisation, in the reduce dtype."""
+    sharded_grad: Buffer | None = None
+    post_reduce_event: Event | None = None
+    all_reduce_state: tuple[Buffer | None, Event] | None = None
+    partial_reduce_output: Buffer | None = None
+
+    @property
+    def all_gather_factor(self) -> int:
+        """Ranks of the next all-gather: fewer after an int reshard."""
+        if self.state == "sharded_post_forward" and self.post_forward_factor is not None:
+            return self.post_forward_factor
+        return self.size.factor
+
+    @property
+    def unsharded_nbytes(self) -> int:
+        """Bytes of the gathered parameters, padding included."""
+        return nbytes(self.size.padded, self.param_dtype)
+
+
+class AllGather:
+    """``foreach_all_gather`` and its copy-out."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.program = runtime.program
+
+    def copy_in(self, group: ParamGroup) -> Buffer:
+        """Cast the shard and copy it into its slot of the all-gather's output."""
+        program, kept = self.program, group.state == "sharded_post_forward"
+        shard = nbytes(group.size.padded // group.all_gather_factor, group.param_dtype)
+        cast = None
+        if group.param_dtype != group.orig_dtype and not kept:
+            cast = program.malloc("cast_shard", shard, "all_gather")
+            orig = nbytes(group.size.shard, group.orig_dtype)
+            self.runtime.copy("cast_shard", orig + shard, cast=True)
+        output = program.malloc(
+            "all_gather_output", group.unsharded_nbytes, "all_gather", unsharded=True
+        )
+        self.runtime.copy("all_gather_copy_in", 2 * shard)
+        program.free(cast)
+        return output
+
+    def gather(self, group: ParamGroup, by: str | None, trigger: str) -> None:
+        """The collective; an int reshard has a mesh, hence a communicator, per unit."""
+        private = group.all_gather_factor != group.size.factor
+        self.runtime.collective(
+            "all_gather",
+            group.size.padded,
+            group.param_dtype,
+            group=f"post_forward {group.all_gather_factor}" if private else "shard",
+            communicator=f"post_forward {group.unit.name}" if private else "shard",
+            group_size=group.all_gather_factor,
+            trigger=trigger,
+            by=by,
+        )
+
+    def copy_out(self, group: ParamGroup) -> None:
+        """One buffer per unsharded parameter, filled by one fused copy."""
+        for param in group.unit.params:
+            size = nbytes(padded_numel(param, group.size.factor), group.param_dtype)
+            buffer = self.program.malloc(param.name, size, "all_gather", unsharded=True)
+            group.params.append(buffer)
+        self.runtime.copy("all_gather_copy_out", 2 * group.unsharded_nbytes)
+
+
+class Gradients:
+    """Gradients from autograd to the sharded gradient: ``foreach_reduce`` and accumulation."""
+
+    def __init__(self, runtime: Runtime, *, separate_group: bool) -> None:
+        self.runtime = runtime
+        self.program = runtime.program
+        self.copy = runtime.copy
+        self.reduce_scatter_communicator = "reduce_scatter" if separate_group else "shard"
+        self.hsdp = runtime.replicas > 1
+
+    def allocate(self, group: ParamGroup, param: Param) -> None:
+        """A parameter's gradient; that of a second use is added to the first."""
+        size = nbytes(param.numel, group.param_dtype)
+        new = self.program.malloc(f"grad {param.name}", size, "gradients")
+        self._add(group.incomplete_grads, param.name, new)
+
+    def accumulate(self, group: ParamGroup) -> None:
+        """All uses are differentiated: the gradients are in ``.grad``."""
+        with self.program.for_unit(group.unit.name):
+            for name, grad in group.incomplete_grads.items():
+                self._add(group.grads, name, grad)
+        group.incomplete_grads.clear()
+
+    def _add(self, grads: dict[str, Buffer], name: str, new: Buffer) -> None:
+        if name in grads:
+            self.copy("accumulate_gradient", new.nbytes + 2 * grads[name].nbytes)
+            self.program.free(new)
+        else:
+            grads[name] = new
+
+    def accumulate_unsharded(self, group: ParamGroup) -> None:
+        """``accumulate_unsharded_grad_if_needed``: add to what earlier micro-batches kept."""
+        if not group.accumulated_grads:
+            return
+        for name, grad in group.grads.items():
+            self._add(group.accumulated_grads, name, grad)
+        group.grads.clear()
+
+    def keep_unsharded(self, group: ParamGroup) -> None:
+        """``to_accumulated_grad_if_needed``: without synchronisation gradients are kept."""
+        if group.reduce_dtype == group.param_dtype:
+            return  # they stay in .grad, and the next backward adds to them in place
+        numels = {p.name: p.numel for p in group.unit.params}
+        for name, grad in group.grads.items():
+            size = nbytes(numels[name], group.reduce_dtype)
+            kept = self.program.malloc(f"accumulated grad {name}", size, "gradients")
+            self.copy("cast_gradient", grad.nbytes + size, cast=True)
+            self.program.free(grad)
+            group.accumulated_grads[name] = kept
+        group.grads.clear()
+
+    def reduce(self, group: ParamGroup, *, all_reduce: bool) -> tuple[ReduceScatterState, str]:
+        """``foreach_reduce``; returns the input to retain, and the stream that it ends on."""
+        program = self.program
+        reduce_input = self._copy_in(group)
+        program.wait_stream("reduce_scatter", COMPUTE)
+        with program.on_stream("reduce_scatter"):
+            size = nbytes(group.reduced.shard, group.reduce_dtype)
+            output = program.malloc("reduce_scatter_output", size, "reduce_scatter")
+            self._divide(group, group.reduced.padded)
+            self._reduce_scatter(group)
+            state = ReduceScatterState(reduce_input, program.record_event())
+            stream = "reduce_scatter"
+            if self.hsdp:
+                self._add_partial(group, output)
+                stream = "all_reduce"
+                if not all_reduce:
+                    group.partial_reduce_output = output
+                    group.post_reduce_event = program.record_event()
+                    return state, "reduce_scatter"
+                self._all_reduce(group, output)
+        with program.on_stream(stream):
+            self._post_reduce(group, output)
+            group.post_reduce_event = program.record_event()
+        return state, stream
+
+    def _copy_in(self, group: ParamGroup) -> Buffer:
+        program = self.program
+        size = nbytes(group.reduced.padded, group.reduce_dtype)
+        buffer = program.malloc("reduce_scatter_input", size, "reduce_scatter")
+        grads = [*group.grads.values(), *group.accumulated_grads.values()]
+        read = sum(g.nbytes for g in grads)
+        cast = group.reduce_dtype != group.param_dtype and bool(group.grads)
+        self.copy("reduce_scatter_copy_in", read + size, cast=cast)
+        for grad in grads:
+            program.free(grad)
+        group.grads.clear()
+        group.accumulated_grads.clear()
+        return buffer
+
+    def _divide(self, group: ParamGroup, numel: int) -> None:
+        # bf16 and fp32 use NCCL's AVG; fp16 is divided in kernels to keep it in range.
+        if group.reduce_dtype == "float16":
+            self.copy("divide_gradient", 2 * nbytes(numel, group.reduce_dtype))
+
+    def _reduce_scatter(self, group: ParamGroup) -> None:
+        if group.size.factor == 1:
+            self.copy("copy_gradient", 2 * nbytes(group.reduced.padded, group.reduce_dtype))
+            return
+        self.runtime.collective(
+            "reduce_scatter",
+            group.reduced.padded,
+            group.reduce_dtype,
+            group="shard",
+            communicator=self.reduce_scatter_communicator,
+            group_size=group.size.factor,
+        )
+
+    def _add_partial(self, group: ParamGroup, output: Buffer) -> None:
+        """HSDP: add what micro-batches without all-reduce have kept on this rank."""
+        if group.partial_reduce_output is not None:
+            self.copy("accumulate_partial_reduce_output", 3 * output.nbytes)
+            self.program.free(group.partial_reduce_output)
+            group.partial_reduce_output = None
+
+    def _all_reduce(self, group: ParamGroup, output: Buffer) -> None:
+        program = self.program
+        program.wait_stream("all_reduce", "reduce_scatter")
+        with program.on_stream("all_reduce"):
+            self.runtime.collective(
+                "all_reduce",
+                group.reduced.shard,
+                group.reduce_dtype,
+                group="replicate",
+                communicator="replicate",
+                group_size=self.runtime.replicas,
+            )
+            # Held until the end of backward; without a cast it is the gradient itself.
+            becomes_grad = group.reduce_dtype == group.orig_dtype and group.sharded_grad is None
+            held = None if becomes_grad else output
+            group.all_reduce_state = (held, program.record_event())
+
+    def _post_reduce(self, group: ParamGroup, output: Buffer) -> None:
+        """Divide, cast to the original dtype, and add to the gradient of earlier micro-batches."""
+        program = self.program
+        self._divide(group, group.reduced.shard)
+        held = group.all_reduce_state[0] if group.all_reduce_state is not None else None
+        orig = nbytes(group.reduced.shard, group.orig_dtype)
+        shard = output
+        if group.reduce_dtype != group.orig_dtype:
+            shard = program.malloc("sharded_grad", orig, "gradients")
+            self.copy("cast_sharded_gradient", output.nbytes + orig, cast=True)
+            if held is not output:
+                program.free(output)
+        if group.sharded_grad is None:
+            shard.category = "gradients"
+            group.sharded_grad = shard
+            return
+        self.copy("accumulate_sharded_gradient", 3 * orig)
+        if held is not shard:
+            program.free(shard)

@@ -1,0 +1,178 @@
+"""What a training step asks of a runtime, and what every runtime needs to record its program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from fsdpsim.costs import Costs
+from fsdpsim.engine import Op
+from fsdpsim.memory import Buffer
+from fsdpsim.program import COMPUTE, Collective, Program
+from fsdpsim.scenario import Scenario
+from fsdpsim.schedules.autograd import Autograd, Node
+from fsdpsim.workload import Kernel, Param, Unit, Workload, nbytes
+
+#: (local elements, local tensors) -> the optimizer step's kernels.
+OptimizerKernels = Callable[[int, int], tuple[Kernel, ...]]
+
+
+class Runtime:
+    """Hooks around modules, named as torch names them. This base does nothing but record."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        workload: Workload,
+        costs: Costs,
+        optimizer_kernels: OptimizerKernels,
+    ) -> None:
+        self.program = Program()
+        self.scenario = scenario
+        self.training = scenario.training
+        self.workload = workload
+        self.costs = costs
+        self.optimizer_kernels = optimizer_kernels
+        self.shard_factor = scenario.shard_factor
+        self.replicas = scenario.replicas
+        self.autograd = Autograd()
+        self.grad_enabled = True
+        self.in_backward = False
+        self.has_optimizer_state = False
+        self.root = next(unit for unit in workload.units if unit.is_root)
+
+    # ---- hooks, overridden by each runtime
+
+    def initialize(self) -> None:
+        """Allocate what lives from the start: sharded parameters."""
+
+    def begin_microbatch(self, *, last: bool) -> None:
+        """The training loop starts a micro-batch; ``last``: the optimizer follows it."""
+
+    def begin_forwards(self) -> None:
+        """Just before the forwards of a micro-batch."""
+
+    def pre_forward(self, unit: Unit, x: Node | None) -> Node | None:
+        """Before a unit's forward; returns the input as the module sees it."""
+        return x
+
+    def post_forward(self, unit: Unit, output: Node | None) -> None:
+        """After a unit's forward."""
+
+    def parameter_nodes(self, unit: Unit) -> tuple[Node, ...]:
+        """Autograd nodes behind the parameters that the module computes with."""
+        return ()
+
+    def allocate_gradient(self, unit: Unit, param: Param) -> None:
+        """A backward kernel is about to write this parameter's gradient."""
+
+    def after_backward_kernels(self, unit: Unit, params: tuple[Param, ...]) -> None:
+        """A part's backward is launched; ``params`` are those whose gradients it produced."""
+
+    def final_callback(self) -> None:
+        """At the end of a backward, after all its nodes."""
+
+    def local_numel(self, unit: Unit) -> int:
+        """Trained elements of ``unit`` that this rank's optimizer updates."""
+        return sum(p.numel for p in unit.params if p.requires_grad)
+
+    def zero_grad(self) -> None:
+        """Drop the gradients that the optimizer has used (``set_to_none=True``)."""
+
+    # ---- the optimizer and the end of a step
+
+    def optimizer_step(self) -> None:
+        """Update the local parameters; the optimizer's state appears at the first step."""
+        program = self.program
+        trained = [unit for unit in self.workload.units if unit.requires_grad]
+        if not self.has_optimizer_state:
+            self.has_optimizer_state = True
+            for unit in trained:
+                self.allocate_optimizer_state(unit)
+        numel = sum(self.local_numel(unit) for unit in trained)
+        tensors = sum(p.requires_grad for unit in trained for p in unit.params)
+        for kernel in self.optimizer_kernels(numel, tensors):
+            program.launch(
+                kernel.name,
+                self.costs.kernel(kernel),
+                kind="optimizer",
+                launch_seconds=self.costs.launch_seconds * kernel.launches,
+            )
+
+    def allocate_optimizer_state(self, unit: Unit) -> None:
+        """Two moments for Adam; nothing for plain SGD."""
+        size = self.local_numel(unit) * self.scenario.optimizer_state_bytes
+        if size:
+            with self.program.for_unit(unit.name):
+                self.program.malloc("optimizer_state", size, "optimizer_state")
+
+    def end_step(self) -> None:
+        """The end of an optimizer step as the host sees it."""
+        if self.training.read_loss:
+            self.program.synchronize(self.program.record_event(COMPUTE), cause="read_loss")
+
+    # ---- recording
+
+    def run_kernels(
+        self, kernels: Iterable[Kernel], kind: str, unit: Unit, tensors: dict[str, Buffer]
+    ) -> None:
+        """Launch ``kernels`` on the current stream with their buffers and gradients."""
+        program, costs = self.program, self.costs
+        params = {p.name: p for p in unit.params} if kind == "backward" else {}
+        for kernel in kernels:
+            for tensor in kernel.allocates:
+                tensors[tensor.name] = program.malloc(tensor.name, tensor.nbytes, tensor.category)
+            for name in kernel.gradients:
+                if name in params and params[name].requires_grad:
+                    self.allocate_gradient(unit, params[name])
+            program.launch(
+                kernel.name,
+                costs.kernel(kernel),
+                kind=kind,
+                launch_seconds=costs.launch_seconds * kernel.launches,
+            )
+            for name in kernel.frees:
+                program.free(tensors.pop(name))
+
+    def copy(self, name: str, nbytes: int, *, cast: bool = False) -> Op:
+        """Launch a copy, cast, division or sum that reads and writes ``nbytes`` in all."""
+        seconds = self.costs.copy(nbytes, cast=cast)
+        launch = self.costs.launch_seconds
+        return self.program.launch(name, seconds, kind="copy", launch_seconds=launch)
+
+    def collective(
+        self,
+        kind: str,
+        numel: int,
+        dtype: str,
+        *,
+        group: str,
+        communicator: str,
+        group_size: int,
+        trigger: str | None = None,
+        by: str | None = None,
+    ) -> Op:
+        """Launch a collective of ``numel`` elements in all on the current stream."""
+        program = self.program
+        size = nbytes(numel, dtype)
+        info = Collective(
+            kind=kind,
+            nbytes=size,
+            shard_nbytes=None if kind == "all_reduce" else size // group_size,
+            dtype=dtype,
+            group=group,
+            group_size=group_size,
+            trigger=trigger,
+            by=by,
+        )
+        return program.launch(
+            kind,
+            self.costs.collective(kind, size, dtype, group, program.unit),
+            kind=kind,
+            launch_seconds=self.costs.launch_seconds,
+            communicator=communicator,
+            collective=info,
+        )
+
+    def hook(self, name: str, unit: Unit) -> None:
+        """The CPU's own time in one of FSDP's hooks."""
+        self.program.host_work(self.costs.hook(len(unit.params)), name)
