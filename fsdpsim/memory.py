@@ -49,6 +49,7 @@ class Buffer:
         "name",
         "nbytes",
         "pending",
+        "phase",
         "stream",
         "unit",
         "unsharded",
@@ -63,7 +64,8 @@ class Buffer:
         stream: str,
         unit: str,
         iteration: int,
-        unsharded: bool = False,
+        phase: str,
+        unsharded: int | None = None,
     ) -> None:
         self.name = name
         self.nbytes = nbytes
@@ -71,7 +73,9 @@ class Buffer:
         self.stream = stream
         self.unit = unit
         self.iteration = iteration
+        self.phase = phase
         self.unsharded = unsharded
+        """Which gathering of a unit's parameters it holds; None for anything else."""
         self.block: Block | None = None
         self.allocated_at: float | None = None
         self.freed_at: float | None = None
@@ -265,9 +269,9 @@ class GpuMemory:
                 host.env.now,
                 buffer,
                 is_malloc,
-                stats.requested_bytes,
-                stats.allocated_bytes,
-                stats.active_bytes,
-                stats.reserved_bytes,
+                stats.requested_bytes.current,
+                stats.allocated_bytes.current,
+                stats.active_bytes.current,
+                stats.reserved_bytes.current,
             )
         )

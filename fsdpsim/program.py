@@ -105,6 +105,7 @@ class Program:
         self.unit = ""
         self.phase = ""
         self.iteration = 0
+        self._gathers = 0
         self._last: dict[str, Op] = {}
         self._waits: dict[str, list[Op]] = {}
 
@@ -187,8 +188,15 @@ class Program:
         if seconds:
             self.steps.append(HostWork(seconds, cause, self.unit, self.iteration))
 
-    def malloc(self, name: str, nbytes: int, category: str, *, unsharded: bool = False) -> Buffer:
-        """Allocate on the current stream; ``unsharded`` marks a buffer of gathered parameters."""
+    def new_gather(self) -> int:
+        """A number for one gathering of a unit's parameters, for the buffers that hold them."""
+        self._gathers += 1
+        return self._gathers
+
+    def malloc(
+        self, name: str, nbytes: int, category: str, *, unsharded: int | None = None
+    ) -> Buffer:
+        """Allocate on the current stream; ``unsharded`` is the gathering whose parameters it holds."""
         buffer = Buffer(
             name,
             nbytes,
@@ -196,6 +204,7 @@ class Program:
             stream=self.stream,
             unit=self.unit,
             iteration=self.iteration,
+            phase=self.phase,
             unsharded=unsharded,
         )
         self.steps.append(Malloc(buffer))

@@ -173,27 +173,36 @@ class Result:
         """The step's highest ``requested``, ``allocated``, ``active`` or ``reserved`` bytes."""
         return max((getattr(s, level) for s in self.step_samples), default=0)
 
+    @property
+    def outside_allocator(self) -> int:
+        """Estimated bytes of the CUDA context and NCCL's buffers, which only nvidia-smi shows."""
+        communicators = {op.communicator for op in self.ops if op.communicator}
+        return self.costs.hardware.memory_outside_allocator(len(communicators))
+
     @cached_property
     def max_unsharded_units(self) -> int:
-        """Most units whose gathered parameters held memory at once, over all iterations."""
-        alive: dict[str, int] = {}
-        pending: list[tuple[float, str]] = []
+        """Most gathered units that held memory at once, over all iterations.
+
+        A unit gathered again while its last gathering is not yet reusable counts twice.
+        """
+        alive: dict[int, int] = {}
+        pending: list[tuple[float, int]] = []
         most = 0
         for buffer, is_malloc, time in self._unsharded_events():
             if not is_malloc:
                 end = max((op.end or float("inf") for op in buffer.pending), default=time)
-                pending.append((end, buffer.unit))
+                pending.append((end, buffer.unsharded))
                 continue
             for entry in [e for e in pending if e[0] <= time]:
                 pending.remove(entry)
                 alive[entry[1]] -= 1
-            alive[buffer.unit] = alive.get(buffer.unit, 0) + 1
+            alive[buffer.unsharded] = alive.get(buffer.unsharded, 0) + 1
             most = max(most, sum(count > 0 for count in alive.values()))
         return most
 
     def _unsharded_events(self) -> Iterator[tuple[Any, bool, float]]:
         for sample in self.memory.samples:
-            if sample.buffer.unsharded:
+            if sample.buffer.unsharded is not None:
                 yield sample.buffer, sample.is_malloc, sample.time
 
     # ---- throughput

@@ -14,7 +14,7 @@ from fsdpsim.given import given_seconds, given_workload
 from fsdpsim.memory import GpuMemory
 from fsdpsim.program import Program
 from fsdpsim.result import Result
-from fsdpsim.scenario import Scenario
+from fsdpsim.scenario import Problem, Scenario, ScenarioError
 from fsdpsim.scenario.runtimes import Fsdp2
 from fsdpsim.schedules.ddp import DdpRuntime
 from fsdpsim.schedules.driver import TrainingStep
@@ -67,7 +67,14 @@ def record(scenario: Scenario, workload: Workload, costs: Costs) -> Program:
 
 
 def build_workload(scenario: Scenario) -> Workload:
-    """Units, parts and kernels of ``scenario``."""
+    """Units, parts and kernels of ``scenario``. Raises :class:`ScenarioError`."""
+    try:
+        return _build_workload(scenario)
+    except ValueError as error:
+        raise ScenarioError(scenario.source, [Problem("", str(error))]) from None
+
+
+def _build_workload(scenario: Scenario) -> Workload:
     if scenario.workload is not None:
         return given_workload(scenario.workload, scenario.training, scenario.device)
     raise NotImplementedError

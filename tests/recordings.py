@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fsdpsim.engine import Op
-from fsdpsim.program import Mark, Program
+from fsdpsim.order import host_order
+from fsdpsim.program import COMPUTE, Program
 from fsdpsim.scenario import Scenario, load
 from fsdpsim.simulate import build_costs, build_workload, record
 
@@ -144,29 +144,12 @@ def program_of(scenario: Scenario) -> Program:
     return record(scenario, workload, build_costs(scenario, workload))
 
 
-def host_order(program: Program, iteration: int) -> list[Event]:
-    """The simulated host order in the recordings' own schema."""
-    return [e for e in map(_event, program.steps) if e and e.pop("iteration") == iteration]
-
-
-def _event(step: Any) -> Event | None:
-    if isinstance(step, Mark):
-        event = {"event": step.event, "iteration": step.iteration, **step.fields}
-        return event | ({"unit": step.unit} if step.unit else {})
-    if not isinstance(step, Op) or step.collective is None:
-        return None
-    info = step.collective
-    optional = {"shard_bytes": info.shard_nbytes, "trigger": info.trigger, "by": info.by}
-    return {
-        "event": info.kind,
-        "iteration": step.iteration,
-        "unit": step.unit,
-        "bytes": info.nbytes,
-        "dtype": info.dtype,
-        "group": info.group_size,
-        "stream": "default" if step.stream == "compute" else step.stream,
-        **{key: value for key, value in optional.items() if value is not None},
-    }
+def simulated_order(program: Program, iteration: int) -> list[Event]:
+    """The simulated host order with torch's name of the compute stream."""
+    return [
+        event | ({"stream": "default"} if event.get("stream") == COMPUTE else {})
+        for event in host_order(program, iteration)
+    ]
 
 
 def recorded_order(recording: Recording, iteration: int) -> list[Event]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from recordings import host_order, program_of, read_recording, recorded_order, scenario_of
+from recordings import simulated_order, program_of, read_recording, recorded_order, scenario_of
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -16,8 +16,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("recording_path", paths, ids=lambda path: path.stem)
 
 
-def test_host_order_equals_the_recording(recording_path: Path) -> None:
+def test_simulated_order_equals_the_recording(recording_path: Path) -> None:
     recording = read_recording(recording_path)
     program = program_of(scenario_of(recording))
     for iteration in range(len(recording["iterations"])):
-        assert host_order(program, iteration) == recorded_order(recording, iteration)
+        assert simulated_order(program, iteration) == recorded_order(recording, iteration)

@@ -58,13 +58,13 @@ def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) 
     :class:`ScenarioError` with every fault at once.
     """
     if isinstance(source, Mapping):
-        return _validate(dict(source), "scenario", Path(), "scenario", overrides)
+        return _validate(dict(source), "scenario", Path(), overrides)
     return read_scenario(Path(source), overrides)
 
 
 def read_scenario(path: Path, overrides: Iterable[str] = ()) -> Scenario:
     """Read a scenario file. Raises :class:`ScenarioError`."""
-    return _validate(_read_toml(path), str(path), path.parent, path.stem, overrides)
+    return _validate(_read_toml(path), str(path), path.parent, overrides)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -130,15 +130,13 @@ def _toml_value(text: str) -> Any:
         )
 
 
-def _validate(
-    data: dict[str, Any], source: str, base: Path, name: str, overrides: Iterable[str]
-) -> Scenario:
+def _validate(data: dict[str, Any], source: str, base: Path, overrides: Iterable[str]) -> Scenario:
     data = apply_overrides(data, overrides, source)
     try:
         scenario = Scenario.model_validate(data, context={"base": base})
     except ValidationError as error:
         raise ScenarioError(source, problems_of(error, data)) from None
-    scenario._name = name
+    scenario._source = source
     return scenario
 
 

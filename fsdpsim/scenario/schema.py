@@ -34,7 +34,7 @@ class Scenario(Table):
     allocator: AllocatorSettings = AllocatorSettings()
     sweep: Mapping[str, Any] | None = Field(default=None)
     """Keys to vary; used by ``fsdpsim sweep`` only."""
-    _name: str = PrivateAttr(default="scenario")
+    _source: str = PrivateAttr(default="scenario")
 
     @field_validator("model", mode="before")
     @classmethod
@@ -79,9 +79,14 @@ class Scenario(Table):
         return self
 
     @property
+    def source(self) -> str:
+        """The file that it was read from, as given."""
+        return self._source
+
+    @property
     def name(self) -> str:
-        """The file's stem, or the title, for charts and tables."""
-        return self._name
+        """The file's stem, for charts and tables."""
+        return Path(self._source).stem
 
     @property
     def device(self) -> Hardware:

@@ -160,7 +160,7 @@ class Fsdp1Runtime(Runtime):
         shard = handle.size.shard
         with self.program.on_stream("pre_unshard"):
             size = nbytes(shard, handle.param_dtype)
-            buffer = self.program.malloc("mp_shard", size, "all_gather", unsharded=not self.sharded)
+            buffer = self.program.malloc("mp_shard", size, "all_gather")
             self.copy("cast_shard", nbytes(shard, handle.orig_dtype) + size, cast=True)
         if self.sharded:
             handle.mp_shard = buffer
@@ -187,7 +187,10 @@ class Fsdp1Runtime(Runtime):
             return
         size = handle.size
         handle.full_param = self.program.malloc(
-            "full_param", handle.unsharded_nbytes, "all_gather", unsharded=True
+            "full_param",
+            handle.unsharded_nbytes,
+            "all_gather",
+            unsharded=self.program.new_gather(),
         )
         self.collective(
             "all_gather",

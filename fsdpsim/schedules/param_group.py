@@ -47,6 +47,8 @@ class ParamGroup:
     """Ranks that keep a shard after forward: None keeps the parameters unsharded."""
     state: str = "sharded"
     training_state: str = "idle"
+    gather: int | None = None
+    """The number of the latest gathering, for its buffers."""
     all_gather_result: AllGatherResult | None = None
     reshard_after_forward_event: Event | None = None
     params: list[Buffer] = field(default_factory=list)
@@ -93,8 +95,9 @@ class AllGather:
             cast = program.malloc("cast_shard", shard, "all_gather")
             orig = nbytes(group.size.shard, group.orig_dtype)
             self.runtime.copy("cast_shard", orig + shard, cast=True)
+        group.gather = program.new_gather()
         output = program.malloc(
-            "all_gather_output", group.unsharded_nbytes, "all_gather", unsharded=True
+            "all_gather_output", group.unsharded_nbytes, "all_gather", unsharded=group.gather
         )
         self.runtime.copy("all_gather_copy_in", 2 * shard)
         program.free(cast)
@@ -118,7 +121,7 @@ class AllGather:
         """One buffer per unsharded parameter, filled by one fused copy."""
         for param in group.unit.params:
             size = nbytes(padded_numel(param, group.size.factor), group.param_dtype)
-            buffer = self.program.malloc(param.name, size, "all_gather", unsharded=True)
+            buffer = self.program.malloc(param.name, size, "all_gather", unsharded=group.gather)
             group.params.append(buffer)
         self.runtime.copy("all_gather_copy_out", 2 * group.unsharded_nbytes)
 

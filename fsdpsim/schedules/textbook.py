@@ -47,7 +47,7 @@ class TextbookRuntime(Runtime):
         named = [(u, [p for p in parts if p.unit == u.name]) for u in self.workload.units]
         self.states = [self._state(unit, own) for unit, own in named if own]
         self.alive = 0
-        self.freed: deque[Event] = deque()
+        self.freed: deque[tuple[str, Event]] = deque()
         """Units whose free is issued: each stays alive until its event has passed."""
 
     def _state(self, unit: Unit, parts: list[Part]) -> State:
@@ -114,7 +114,9 @@ class TextbookRuntime(Runtime):
             for part in state.parts:
                 tensors: dict[str, Buffer] = {}
                 state.tensors.append(tensors)
+                self.program.mark("forward_begin", **_fields(state, part))
                 self.run_kernels(part.forward, "forward", state.unit, tensors)
+                self.program.mark("forward_end", **_fields(state, part))
 
     def _compute_backward(self, state: State) -> None:
         program = self.program
@@ -124,8 +126,10 @@ class TextbookRuntime(Runtime):
             state.gradient = program.malloc("gradient", size, "gradients")
             for part in reversed(state.parts):
                 tensors = state.tensors.pop()
+                program.mark("backward_begin", **_fields(state, part))
                 self.run_kernels(part.recompute, "recompute", state.unit, tensors)
                 self.run_kernels(part.backward, "backward", state.unit, tensors)
+                program.mark("backward_end", **_fields(state, part))
 
     # ---- collectives and buffers
 
@@ -143,7 +147,9 @@ class TextbookRuntime(Runtime):
             self._limit_all_gathers()
             with program.on_stream(self.communication):
                 size = nbytes(state.size.padded, state.dtype)
-                state.full_param = program.malloc("full_param", size, "all_gather", unsharded=True)
+                state.full_param = program.malloc(
+                    "full_param", size, "all_gather", unsharded=program.new_gather()
+                )
                 self.collective(
                     "all_gather",
                     state.size.padded,
@@ -158,7 +164,9 @@ class TextbookRuntime(Runtime):
         """[Note: Textbook limiter] The host waits until fewer than N unsharded units are alive."""
         limit = self.settings.limit_all_gathers
         while limit and self.alive >= limit and self.freed:
-            self.program.synchronize(self.freed.popleft(), cause="rate_limiter")
+            unit, event = self.freed.popleft()
+            self.program.mark("limiter_wait", waits_for_free_of=unit)
+            self.program.synchronize(event, cause="rate_limiter")
             self.alive -= 1
         self.alive += 1
 
@@ -170,7 +178,8 @@ class TextbookRuntime(Runtime):
         """Free the unsharded parameters once the compute enqueued so far has run."""
         with self.program.for_unit(state.unit.name):
             self.program.free(state.full_param, COMPUTE)
-            self.freed.append(self.program.record_event(COMPUTE))
+            self.program.mark("reshard")
+            self.freed.append((state.unit.name, self.program.record_event(COMPUTE)))
         state.full_param = state.gathered = None
 
     def _reduce_scatter(self, state: State) -> None:
@@ -195,3 +204,7 @@ class TextbookRuntime(Runtime):
         for state in self.states:
             self.program.free(state.sharded_gradient)
             state.sharded_gradient = None
+
+
+def _fields(state: State, part: Part) -> dict[str, str]:
+    return {} if part.name == state.unit.name else {"part": part.name}

@@ -1,0 +1,46 @@
+"""A scenario with every default filled in, as TOML that can be read back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fsdpsim.scenario import Scenario
+
+
+def resolved(scenario: Scenario) -> dict[str, Any]:
+    """The tables of ``scenario`` with defaults, in SI base units; keys that are None are left out."""
+    tables = scenario.model_dump(mode="json", exclude_none=True)
+    if scenario.hardware is None:
+        tables.pop("hardware", None)
+    return tables
+
+
+def as_toml(tables: Mapping[str, Any]) -> str:
+    """``tables`` as TOML text."""
+    return "\n".join(_table_lines(tables, ()))
+
+
+def _table_lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+    inner = {key: value for key, value in table.items() if isinstance(value, Mapping)}
+    plain = {key: value for key, value in table.items() if key not in inner}
+    if path and (plain or not inner):
+        yield f"\n[{'.'.join(map(_key, path))}]"
+    for key, value in plain.items():
+        yield f"{_key(key)} = {_value(value)}"
+    for key, value in inner.items():
+        yield from _table_lines(value, (*path, key))
+
+
+def _key(key: str) -> str:
+    bare = key and all(c.isascii() and (c.isalnum() or c in "-_") for c in key)
+    return key if bare else json.dumps(key)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return json.dumps(value)
