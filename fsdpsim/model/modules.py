@@ -191,14 +191,19 @@ def _gated_mlp(config: ModelConfig) -> Iterator[Template]:
 
 def _experts(config: ModelConfig) -> Iterator[Template]:
     d, ff, n = config.hidden_size, config.intermediate_size, config.num_local_experts
-    mixtral = config.model_type == "mixtral"
-    path = "block_sparse_moe" if mixtral else "mlp"
-    names = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    path, names = expert_names(config)
     yield Template(path=path, kind="mlp", sublayer="mlp")
     yield _linear(f"{path}.gate", "mlp", n, d, False)
     each = tuple(zip(names, ((ff, d), (ff, d), (d, ff)), strict=True))
     shapes = tuple((f"{i}.{name}.weight", shape) for i in range(n) for name, shape in each)
     yield Template(path=f"{path}.experts", kind="experts", sublayer="mlp", shapes=shapes)
+
+
+def expert_names(config: ModelConfig) -> tuple[str, tuple[str, str, str]]:
+    """The mixture's path in a block, and what its experts call their gate, up and down."""
+    if config.model_type == "mixtral":
+        return "block_sparse_moe", ("w1", "w3", "w2")
+    return "mlp", ("gate_proj", "up_proj", "down_proj")
 
 
 def _gpt2_block(config: ModelConfig) -> Iterator[Template]:

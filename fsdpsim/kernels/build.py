@@ -1,0 +1,240 @@
+"""A model's config, its FSDP units and a micro-batch size make a workload.
+
+Blocks that compute the same share their kernels: each variant is laid out once, and only the
+kernels that produce the gradient of a parameter, which they name, exist per block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from fsdpsim.kernels import blocks, tape
+from fsdpsim.kernels.blocks import Batch, X
+from fsdpsim.kernels.lifetimes import Edges, PartKernels, cut, fuse, lay_out, needed_in_backward
+from fsdpsim.kernels.loss import LOSS
+from fsdpsim.kernels.tape import Passes, Tape
+from fsdpsim.model.config import ModelConfig
+from fsdpsim.model.modules import HEAD, block_path, flops_per_token
+from fsdpsim.model.wrap import ROOT, Wrapping
+from fsdpsim.workload import DTYPE_BYTES, Kernel, Part, Workload
+
+Checkpointing = str | Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stretch:
+    """Ops that are laid out together: the embedding, a block, or norm, head and loss."""
+
+    name: str
+    prefix: str
+    """Put before the names of modules and parameters."""
+    tape: Tape
+    passes: Passes
+    x: str
+    y: str
+    checkpointed: bool = False
+
+
+def build_workload(
+    config: ModelConfig,
+    wrapping: Wrapping,
+    *,
+    micro_batch_size: int,
+    seq_len: int,
+    dtype: str = "bfloat16",
+    activation_checkpointing: Checkpointing = "none",
+    compile: bool = False,
+    chunked_loss: int = 1,
+    compile_loss: bool | None = None,
+    fused_norm: bool = True,
+    repeat_kv: bool = False,
+    count_embedding: bool = True,
+) -> Workload:
+    """The units of ``wrapping`` and the kernels of one micro-batch on one rank.
+
+    ``activation_checkpointing``
+        ``"none"``, ``"full"`` (each block keeps its input only), ``{"every": k}`` (so for every
+        k-th block) or ``"selective"`` (each block keeps its input, the output of attention and of
+        every second matmul: torchtitan's per-op policy).
+    ``compile``
+        The blocks run as Inductor fuses them.
+    ``chunked_loss``, ``compile_loss``
+        In how many pieces the loss is computed, and whether it is compiled
+        (:func:`fsdpsim.kernels.loss.cross_entropy`); by default as the blocks, unless in pieces.
+    ``fused_norm``
+        Eager RMSNorm is one kernel (torch 2.9 and later), else eight around an fp32 copy.
+    ``repeat_kv``
+        Grouped keys and values are copied to every head before attention (torchtitan until 2025,
+        transformers without ``enable_gqa``).
+    ``count_embedding``
+        See :func:`fsdpsim.model.flops_per_token`.
+
+    A checkpoint covers a block also where units are smaller. Dropout is taken to be off, and the
+    logits to be dropped before backward. Raises ``ValueError`` for a setting that is none of these.
+    """
+    if compile_loss is None:
+        compile_loss = compile and chunked_loss == 1
+    _check_sizes(micro_batch_size=micro_batch_size, seq_len=seq_len, chunked_loss=chunked_loss)
+    _check(config, seq_len, dtype, in_pieces=chunked_loss > 1 and compile_loss)
+    batch = Batch(
+        size=micro_batch_size,
+        seq_len=seq_len,
+        dtype=dtype,
+        compiled=compile,
+        fused_norm=fused_norm,
+        repeat_kv=repeat_kv,
+    )
+    end = blocks.tail(config, batch, chunks=chunked_loss, compiled=compile_loss)
+    stretches = tuple(_stretches(config, batch, activation_checkpointing, end))
+    return Workload(
+        units=wrapping.units,
+        parts=tuple(_parts(stretches, wrapping)),
+        tokens=batch.tokens,
+        flops_per_token=flops_per_token(config, seq_len, count_embedding=count_embedding),
+    )
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, value in sizes.items():
+        if value < 1:
+            raise ValueError(f"{name} = {value} must be at least 1")
+
+
+def _check(config: ModelConfig, seq_len: int, dtype: str, *, in_pieces: bool) -> None:
+    if config.learned_pos_emb and seq_len > config.max_position_embeddings:
+        raise ValueError(
+            f"seq_len = {seq_len} is more than the model's {config.max_position_embeddings} "
+            "learned positions (max_position_embeddings, n_positions or max_seq_len)"
+        )
+    if dtype not in DTYPE_BYTES:
+        raise ValueError(f"dtype = {dtype!r} is not known; use one of {', '.join(DTYPE_BYTES)}")
+    if in_pieces:
+        raise ValueError("a compiled loss is computed in one piece; leave chunked_loss at 1")
+
+
+def _stretches(
+    config: ModelConfig, batch: Batch, checkpointing: Checkpointing, end: Tape
+) -> Iterator[_Stretch]:
+    table, y = blocks.embedding(config, batch)
+    yield _Stretch(name="embed", prefix="", tape=table, passes=tape.plain(table), x="", y=y)
+    body, y = blocks.block(config, batch)
+    plain = tape.compiled(body) if batch.compiled else tape.plain(body)
+    saving, every = _checkpointed(body, checkpointing)
+    for i in range(config.num_hidden_layers):
+        checkpoint = saving is not None and (i + 1) % every == 0
+        yield _Stretch(
+            name=f"layers.{i}",
+            prefix=f"{block_path(config)}.{i}.",
+            tape=body,
+            passes=saving if saving is not None and checkpoint else plain,
+            x=X,
+            y=y,
+            checkpointed=checkpoint,
+        )
+    passes = tape.compiled(end) if end.compiled else tape.plain(end)
+    yield _Stretch(name="head", prefix="", tape=end, passes=passes, x=X, y="")
+
+
+def _checkpointed(body: Tape, checkpointing: Checkpointing) -> tuple[Passes | None, int]:
+    """The passes of a checkpointed block, and that every how manieth block is one."""
+    if checkpointing == "none":
+        return None, 1
+    if checkpointing == "full":
+        return tape.checkpointed(body, ()), 1
+    if checkpointing == "selective":
+        return tape.checkpointed(body, tape.selected(body.ops)), 1
+    every = checkpointing.get("every") if isinstance(checkpointing, Mapping) else None
+    if not isinstance(every, int) or isinstance(every, bool) or every < 1 or len(checkpointing) > 1:
+        raise ValueError(
+            f"activation_checkpointing = {checkpointing!r} is not known; "
+            'use "none", "selective", "full" or { every = k }'
+        )
+    return tape.checkpointed(body, ()), every
+
+
+def _parts(stretches: Sequence[_Stretch], wrapping: Wrapping) -> Iterator[Part]:
+    lay_out_once = _LayOut()
+    names: set[str] = set()
+    held = [*(_needs_input(stretch) for stretch in stretches[1:]), False]
+    for stretch, y_held in zip(stretches, held, strict=True):
+        groups = _groups(stretch, wrapping)
+        part_of = tuple(n for n, (_, owners) in enumerate(groups) for _ in owners)
+        made = lay_out_once(stretch, part_of, y_held)
+        region = stretch.name if stretch.checkpointed and len(groups) > 1 else ""
+        for (unit, owners), kernels in zip(groups, made, strict=True):
+            name = _name(stretch, unit, owners, len(groups), names)
+            names.add(name)
+            yield _part(name, unit, stretch.prefix, kernels, region)
+
+
+def _needs_input(stretch: _Stretch) -> bool:
+    segments = cut(stretch.passes, (0,) * len(stretch.tape.ops))
+    return needed_in_backward(segments, stretch.x)
+
+
+def _groups(stretch: _Stretch, wrapping: Wrapping) -> list[tuple[str, list[str]]]:
+    """Runs of ops of one unit: (unit, owner of each op). The loss is a run of its own."""
+
+    def key(owner: str) -> tuple[str, bool]:
+        if owner == LOSS:
+            return ROOT, True
+        return wrapping.unit_of[f"{stretch.prefix}{owner}"], False
+
+    owners = (op.owner for op in stretch.tape.ops)
+    return [(unit, list(group)) for (unit, _), group in groupby(owners, key)]
+
+
+class _LayOut:
+    """Lays out each variant of a stretch once."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[int, tuple[int, ...], bool], tuple[PartKernels, ...]] = {}
+
+    def __call__(
+        self, stretch: _Stretch, part_of: tuple[int, ...], y_held: bool
+    ) -> tuple[PartKernels, ...]:
+        key = (id(stretch.passes), part_of, y_held)
+        if key not in self.known:
+            self.known[key] = _laid_out(stretch, part_of, y_held)
+        return self.known[key]
+
+
+def _laid_out(stretch: _Stretch, part_of: tuple[int, ...], y_held: bool) -> tuple[PartKernels, ...]:
+    segments = cut(stretch.passes, part_of)
+    x_held = needed_in_backward(segments, stretch.x)
+    edges = Edges(x=stretch.x, y=stretch.y, x_held=x_held, y_held=y_held)
+    gradient_of = stretch.passes.gradient_of
+    if stretch.tape.compiled:
+        segments = fuse(segments, stretch.tape, gradient_of, edges)
+    return lay_out(stretch.tape, segments, gradient_of, edges)
+
+
+def _name(stretch: _Stretch, unit: str, owners: Sequence[str], parts: int, taken: set[str]) -> str:
+    if owners[-1] == LOSS:
+        return LOSS
+    if unit != ROOT and unit not in taken and (parts > 1 or unit == stretch.name):
+        return unit
+    if parts == 1 or owners[-1] == HEAD:
+        return stretch.name
+    return f"{stretch.name}.{owners[0]}"
+
+
+def _part(name: str, unit: str, prefix: str, kernels: PartKernels, region: str) -> Part:
+    backward = tuple(_named(kernel, prefix) for kernel in kernels.backward)
+    return Part(
+        name=name,
+        unit=unit,
+        forward=kernels.forward,
+        recompute=kernels.recompute,
+        backward=backward,
+        params=tuple(dict.fromkeys(p for kernel in backward for p in kernel.gradients)),
+        region=region,
+    )
+
+
+def _named(kernel: Kernel, prefix: str) -> Kernel:
+    if not kernel.gradients or not prefix:
+        return kernel
+    return replace(kernel, gradients=tuple(prefix + name for name in kernel.gradients))
