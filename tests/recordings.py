@@ -19,12 +19,15 @@ def read_recording(path: Path) -> Recording:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def scenario_of(recording: Recording) -> Scenario:
+def scenario_of(
+    recording: Recording, seconds: dict[tuple[str, str], float] | None = None
+) -> Scenario:
+    """The recorded run as a scenario; ``seconds`` gives durations by (kind, unit)."""
     settings, world = recording["settings"], recording["world_size"]
     order = _call_order(recording)
     tables = {
         "title": f"{recording['api']} {recording['model']} {recording['config']}",
-        "workload": _workload(recording, order),
+        "workload": _workload(recording, order, seconds or {}),
         "training": _training(recording, settings),
         "hardware": {"gpus_per_node": world},
         "fsdp": _fsdp1(settings, world) if recording["api"] == "fsdp1" else _fsdp2(recording),
@@ -50,7 +53,9 @@ def _block_names(recording: Recording) -> list[str]:
     return units or list(dict.fromkeys(parts))
 
 
-def _workload(recording: Recording, order: list[str]) -> dict[str, Any]:
+def _workload(
+    recording: Recording, order: list[str], durations: dict[tuple[str, str], float]
+) -> dict[str, Any]:
     names = {unit["name"] for unit in recording["units"]}
     units = []
     for unit in recording["units"]:
@@ -59,7 +64,8 @@ def _workload(recording: Recording, order: list[str]) -> dict[str, Any]:
             {key: p[key] for key in ("name", "shape", "dtype", "requires_grad")}
             for p in unit["params"]
         ]
-        units.append({"name": unit["name"], "params": params, "parts": parts})
+        own = {kind: value for (kind, name), value in durations.items() if name == unit["name"]}
+        units.append({"name": unit["name"], "params": params, "parts": parts, **own})
     seconds = {"forward": "2 s", "backward": "4 s"}
     collectives = dict.fromkeys(("all_gather", "reduce_scatter", "all_reduce"), "1.5 s")
     blocks = {"checkpointed": ["blocks.*"]}
