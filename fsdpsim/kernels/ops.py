@@ -88,24 +88,24 @@ def linear(
 
 
 def layer_norm(
-    tape: Tape, path: str, x: str, width: int, *, rms: bool = False, bias: bool = True
+    tape: Tape, path: str, x: str, width: int, *, statistics: int = 2, bias: bool = True
 ) -> str:
     """A fused norm: one kernel forward, two backward (input; weight and bias).
 
-    Saves its input and the statistics per token in fp32 (mean and rstd, RMSNorm only rstd).
+    Saves its input and ``statistics`` fp32 numbers per token: mean and rstd, RMSNorm only rstd.
     """
     tape.owner = path
     y = tape.buffer(path, width)
-    statistics = tape.buffer(f"{path}.statistics", 1 if rms else 2, FP32)
-    inputs = (d(y), x, statistics)
-    parameters = (f"{path}.weight", f"{path}.bias") if bias and not rms else (f"{path}.weight",)
+    saved = tape.buffer(f"{path}.statistics", statistics, FP32)
+    inputs = (d(y), x, saved)
+    parameters = (f"{path}.weight", f"{path}.bias") if bias else (f"{path}.weight",)
     tape.add(
-        Step(name=path, kind="reduction", reads=(x,), writes=(y, statistics)),
+        Step(name=path, kind="reduction", reads=(x,), writes=(y, saved)),
         backward=(
             Step(name=f"{path}.input_grad", kind="reduction", reads=inputs, writes=(d(x),)),
             Step(name=f"{path}.weight_grad", kind="reduction", reads=inputs, gradients=parameters),
         ),
-        saves=(x, statistics),
+        saves=(x, saved),
     )
     return y
 
@@ -113,7 +113,7 @@ def layer_norm(
 def rms_norm(tape: Tape, path: str, x: str, width: int, heads: int = 1) -> str:
     """RMSNorm over ``heads`` rows of ``width // heads`` elements per token."""
     if tape.compiled or tape.fused_norm:
-        return layer_norm(tape, path, x, width, rms=True)
+        return layer_norm(tape, path, x, width, statistics=heads, bias=False)
     return _composed_rms_norm(tape, path, x, width, heads)
 
 

@@ -42,7 +42,7 @@ _ADAMW_FOREACH = (
     Pass(name="mul_", params=2, lists=1),
     Pass(name="lerp_", grads=1, states=2),
     Pass(name="mul_", states=2, lists=1),
-    Pass(name="addcmul_", grads=2, states=2, lists=3),
+    Pass(name="addcmul_", grads=1, states=2, lists=3),  # grad x grad: the second read hits L1
     Pass(name="sqrt", states=1, scratch=1),
     Pass(name="div_", scratch=2, lists=1),
     Pass(name="add_", scratch=2, lists=1),
