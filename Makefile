@@ -1,0 +1,54 @@
+# Needs Python 3.11 or newer with pip, and make; everything else goes into .venv.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3 || command -v python)
+BIN := .venv/bin
+INSTALLED := .venv/installed
+WHEEL_BIN := .venv-wheel/bin
+PIP_INSTALL := pip install --quiet --disable-pip-version-check --constraint constraints.txt
+DEMO := textbook_backward_prefetch
+
+.PHONY: help demo test test-all bench lint wheel wheel-test clean
+.DELETE_ON_ERROR:
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1:  /p' Makefile
+
+# An environment of other requirements is thrown away, so that a dropped one cannot linger.
+$(INSTALLED): pyproject.toml constraints.txt
+	rm -rf .venv
+	$(PYTHON) -m venv .venv
+	$(BIN)/$(PIP_INSTALL) --editable '.[test,lint]'
+	touch $@
+
+demo: $(INSTALLED)  ## simulate a scenario and draw its chart
+	$(BIN)/fsdpsim run scenarios/$(DEMO).toml
+
+test: $(INSTALLED)  ## the test suite
+	$(BIN)/pytest
+
+test-all: $(INSTALLED)  ## the test suite with slow tests and benchmarks
+	$(BIN)/pytest -m ''
+
+bench: $(INSTALLED)  ## speeds
+	$(BIN)/pytest -m benchmark -s
+
+lint: $(INSTALLED)  ## style and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+wheel: $(INSTALLED)  ## build the wheel into dist/
+	rm -rf build dist
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+
+# Run from another directory: the source tree must not be what is imported.
+wheel-test: wheel  ## install the wheel in a fresh environment and run a scenario from it
+	rm -rf .venv-wheel
+	$(PYTHON) -m venv .venv-wheel
+	$(WHEEL_BIN)/$(PIP_INSTALL) dist/*.whl
+	cd .venv-wheel && bin/python -P -c 'import fsdpsim; print(fsdpsim.__file__)'
+	cd .venv-wheel && bin/fsdpsim run ../scenarios/$(DEMO).toml
+
+clean:  ## remove all that these targets make
+	rm -rf .venv .venv-wheel build dist demo *.egg-info .pytest_cache .mypy_cache .ruff_cache \
+		.hypothesis .benchmarks
