@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import partial
 
 from fsdpsim import engine
@@ -11,18 +14,27 @@ from fsdpsim.collectives import Group, replicate_group, shard_group
 from fsdpsim.costs import Costs
 from fsdpsim.engine import Op
 from fsdpsim.given import given_seconds, given_workload
+from fsdpsim.kernels import build_workload as model_workload
+from fsdpsim.kernels import (
+    clip_kernels,
+    coarsen,
+    optimizer_kernels,
+    optimizer_state_bytes,
+)
 from fsdpsim.memory import GpuMemory
+from fsdpsim.model import form_units
 from fsdpsim.program import Program
 from fsdpsim.result import Result
 from fsdpsim.scenario import Problem, Scenario, ScenarioError
-from fsdpsim.scenario.runtimes import Fsdp2
+from fsdpsim.scenario.runtimes import Ddp, Fsdp2
+from fsdpsim.scenario.workload_tables import Training
 from fsdpsim.schedules.ddp import DdpRuntime
 from fsdpsim.schedules.driver import TrainingStep
 from fsdpsim.schedules.fsdp1 import Fsdp1Runtime
 from fsdpsim.schedules.fsdp2 import Fsdp2Runtime
-from fsdpsim.schedules.runtime import OptimizerKernels, Runtime
+from fsdpsim.schedules.runtime import Optimizer, Runtime
 from fsdpsim.schedules.textbook import TextbookRuntime
-from fsdpsim.workload import Kernel, Workload
+from fsdpsim.workload import Kernel, Unit, Workload
 
 RUNTIMES: dict[str, type[Runtime]] = {
     "ddp": DdpRuntime,
@@ -43,22 +55,18 @@ def simulate(scenario: Scenario, *, on_memory_event: MemoryEvent | None = None) 
     A predicted out-of-memory is a result, not an error. ``on_memory_event`` is called as
     (action, address, size, stream) for each event of a torch memory snapshot.
     """
-    workload = build_workload(scenario)
-    costs = build_costs(scenario, workload)
+    costs = build_costs(scenario)
+    workload = build_workload(scenario, costs)
     program = record(scenario, workload, costs)
     memory = build_memory(scenario, program, on_memory_event)
-    try:
+    with suppress(OutOfMemoryError):  # memory.oom says where; what had not run by then never will
         engine.run(program.steps, memory)
-    except OutOfMemoryError:
-        pass  # memory.oom says where; what had not run by then never will
     return Result(scenario=scenario, workload=workload, costs=costs, program=program, memory=memory)
 
 
 def record(scenario: Scenario, workload: Workload, costs: Costs) -> Program:
     """The host program of one rank for all iterations; nothing runs yet."""
-    runtime = RUNTIMES[scenario.fsdp.runtime](
-        scenario, workload, costs, _optimizer_kernels(scenario)
-    )
+    runtime = RUNTIMES[scenario.fsdp.runtime](scenario, workload, costs, build_optimizer(scenario))
     if isinstance(runtime, TextbookRuntime):
         runtime.run()
     else:
@@ -66,21 +74,65 @@ def record(scenario: Scenario, workload: Workload, costs: Costs) -> Program:
     return runtime.program
 
 
-def build_workload(scenario: Scenario) -> Workload:
+def build_workload(scenario: Scenario, costs: Costs | None = None) -> Workload:
     """Units, parts and kernels of ``scenario``. Raises :class:`ScenarioError`."""
     try:
-        return _build_workload(scenario)
+        if scenario.workload is not None:
+            return given_workload(scenario.workload, scenario.training, scenario.device)
+        workload = _model_workload(scenario)
     except ValueError as error:
         raise ScenarioError(scenario.source, [Problem("", str(error))]) from None
+    if scenario.training.granularity == "units":
+        return coarsen(workload, (costs or build_costs(scenario)).kernel)
+    return workload
 
 
-def _build_workload(scenario: Scenario) -> Workload:
-    if scenario.workload is not None:
-        return given_workload(scenario.workload, scenario.training, scenario.device)
-    raise NotImplementedError
+def _model_workload(scenario: Scenario) -> Workload:
+    config, training, fsdp = scenario.model, scenario.training, scenario.fsdp
+    assert config is not None
+    if isinstance(fsdp, Ddp):
+        wrapping = form_units(config, "model", dtype=training.dtype)
+    else:
+        wrapping = form_units(
+            config,
+            fsdp.unit,
+            wrap_embedding=fsdp.wrap_embedding,
+            wrap_head=fsdp.wrap_head,
+            dtype=training.dtype,
+        )
+    checkpointing = training.activation_checkpointing
+    workload = model_workload(
+        config,
+        wrapping,
+        micro_batch_size=training.micro_batch_size,
+        seq_len=training.seq_len,
+        dtype=scenario.param_dtype or training.dtype,
+        activation_checkpointing=(
+            checkpointing if isinstance(checkpointing, str) else {"every": checkpointing.every}
+        ),
+        compile=training.compile,
+        chunked_loss=training.chunked_loss,
+        fused_norm=training.fused_norm,
+        repeat_kv=training.repeat_kv,
+    )
+    return replace(workload, units=tuple(_freeze(u, training.frozen) for u in workload.units))
 
 
-def build_costs(scenario: Scenario, workload: Workload) -> Costs:
+def _freeze(unit: Unit, patterns: tuple[str, ...]) -> Unit:
+    """``unit`` with the parameters that match ``patterns``, or all if the unit does, untrained."""
+    if not patterns:
+        return unit
+    params = tuple(
+        replace(
+            p,
+            requires_grad=not any(fnmatchcase(n, f) for f in patterns for n in (unit.name, p.name)),
+        )
+        for p in unit.params
+    )
+    return replace(unit, params=params)
+
+
+def build_costs(scenario: Scenario, workload: Workload | None = None) -> Costs:
     """The cost model: given durations where the scenario has them, else the hardware's."""
     hardware, factor = scenario.device, scenario.shard_factor
     groups = {
@@ -89,7 +141,8 @@ def build_costs(scenario: Scenario, workload: Workload) -> Costs:
     }
     if isinstance(scenario.fsdp, Fsdp2):
         for n in _post_forward_factors(scenario.fsdp):
-            groups[f"post_forward {n}"] = Group(ranks=n, nodes=max(1, n // hardware.gpus_per_node))
+            nodes = max(1, n // hardware.gpus_per_node)
+            groups[f"post_forward {n}"] = Group(ranks=n, nodes=nodes)
     if scenario.workload is None:
         return Costs(hardware, groups)
     return Costs(
@@ -107,14 +160,35 @@ def _post_forward_factors(fsdp: Fsdp2) -> set[int]:
     return {v for v in values if isinstance(v, int) and not isinstance(v, bool)}
 
 
-def _optimizer_kernels(scenario: Scenario) -> OptimizerKernels:
+def build_optimizer(scenario: Scenario) -> Optimizer:
+    """The optimizer's kernels (given seconds for a [workload]) and its state."""
+    training = scenario.training
+    state = training.optimizer_state_bytes
+    if state is None:
+        state = 0 if training.optimizer == "none" else optimizer_state_bytes(training.optimizer)
     if scenario.workload is not None:
-        return partial(_given_optimizer, scenario.workload.optimizer)
-    raise NotImplementedError
+        return Optimizer(state, partial(_given_optimizer, scenario.workload.optimizer))
+    return Optimizer(state, partial(_optimizer_step, training))
 
 
 def _given_optimizer(seconds: float, numel: int, tensors: int) -> tuple[Kernel, ...]:
     return (Kernel(name="optimizer", kind="unit", seconds=seconds),) if seconds else ()
+
+
+def _optimizer_step(training: Training, numel: int, tensors: int) -> tuple[Kernel, ...]:
+    if training.optimizer == "none" or not numel:
+        return ()
+    dtype = training.dtype
+    clip = clip_kernels(numel, tensors=tensors, grad_dtype=dtype)
+    step = optimizer_kernels(
+        numel,
+        training.optimizer,
+        fused=training.optimizer_fused,
+        tensors=tensors,
+        param_dtype=dtype,
+        grad_dtype=dtype,
+    )
+    return (*clip, *step) if training.clip_grad_norm else step
 
 
 def build_memory(

@@ -64,7 +64,11 @@ def _workload(
             {key: p[key] for key in ("name", "shape", "dtype", "requires_grad")}
             for p in unit["params"]
         ]
-        own = {kind: value for (kind, name), value in durations.items() if name == unit["name"]}
+        own = {
+            kind: value
+            for (kind, name), value in durations.items()
+            if name == unit["name"] and kind != "recompute"
+        }
         units.append({"name": unit["name"], "params": params, "parts": parts, **own})
     seconds = {"forward": "2 s", "backward": "4 s"}
     collectives = dict.fromkeys(("all_gather", "reduce_scatter", "all_reduce"), "1.5 s")

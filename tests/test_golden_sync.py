@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from recordings import Recording, read_recording, scenario_of
 
-from fsdpsim.scenario import Scenario
 from fsdpsim.simulate import simulate
 
 SYNC = Path(__file__).parent / "data" / "golden_sync"
@@ -62,9 +61,10 @@ class Replay:
     on_all_gather = on_reduce_scatter = on_all_reduce = _collective
 
     def on_forward_begin(self, event: dict[str, Any]) -> None:
-        self._launch("forward", event["unit"], "default")
+        kind = "recompute" if event.get("recompute") else "forward"
+        self._launch(kind, event["unit"], "default")
 
-    def on_backward_begin(self, event: dict[str, Any]) -> None:
+    def on_backward_end(self, event: dict[str, Any]) -> None:
         self._launch("backward", event["unit"], "default")
 
     def on_event_record(self, event: dict[str, Any]) -> None:
@@ -91,13 +91,9 @@ class Replay:
 def _seconds(recording: Recording, seed: int) -> dict[tuple[str, str], float]:
     """Random durations per kind and unit; multiples of 1/16 s, so that sums are exact."""
     rng = random.Random(seed)
-    kinds = [kind for kind in SHOWN if kind != "recompute"]
     units = [unit["name"] for unit in recording["units"]]
-    return {(kind, unit): rng.randint(1, 64) / 16 for kind in kinds for unit in units}
-
-
-def _scenario(recording: Recording, seconds: dict[tuple[str, str], float]) -> Scenario:
-    return scenario_of(recording, seconds)
+    found = {(kind, unit): rng.randint(1, 64) / 16 for kind in SHOWN for unit in units}
+    return found | {("recompute", unit): found["forward", unit] for unit in units}
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -105,6 +101,6 @@ def _scenario(recording: Recording, seconds: dict[tuple[str, str], float]) -> Sc
 def test_recorded_waits_give_the_simulated_times(path: Path, seed: int) -> None:
     recording = read_recording(path)
     seconds = _seconds(recording, seed)
-    result = simulate(_scenario(recording, seconds))
+    result = simulate(scenario_of(recording, seconds))
     simulated = [(op.kind, op.unit, op.start, op.end) for op in result.ops if op.kind in SHOWN]
     assert simulated == Replay(recording, seconds).run()

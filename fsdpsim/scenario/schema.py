@@ -14,9 +14,6 @@ from fsdpsim.model import ModelConfig, read_model_config
 from fsdpsim.scenario.runtimes import Ddp, Fsdp1, Fsdp2, FsdpTable, Table, Textbook
 from fsdpsim.scenario.workload_tables import Training, Workload
 
-#: Adam keeps two fp32 moments per parameter; SGD without momentum none.
-OPTIMIZER_STATE_BYTES = {"adamw": 8, "adam": 8, "sgd": 0, "none": 0}
-
 HYBRID_STRATEGIES = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 
 
@@ -127,12 +124,6 @@ class Scenario(Table):
         """Mixed precision: dtype of gradient reduction; None follows ``param_dtype``."""
         default = "float32" if self.model is not None else None
         return self.training.reduce_dtype or default
-
-    @property
-    def optimizer_state_bytes(self) -> int:
-        """Bytes of optimizer state per local parameter."""
-        given = self.training.optimizer_state_bytes
-        return OPTIMIZER_STATE_BYTES[self.training.optimizer] if given is None else given
 
     @property
     def iterations(self) -> int:

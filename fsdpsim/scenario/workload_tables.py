@@ -129,7 +129,7 @@ class Training(Table):
     reduce_dtype: DType | None = None
     """Mixed precision: dtype of gradient reduction. Default: ``param_dtype``, but float32 for a
     [model]."""
-    optimizer: Literal["adamw", "adam", "sgd", "none"] = "adamw"
+    optimizer: Literal["adamw", "adam", "sgd", "sgd_momentum", "none"] = "adamw"
     """Decides the state's bytes and the step's kernels."""
     optimizer_fused: bool = True
     """One fused kernel, or for-each kernels."""
@@ -141,6 +141,11 @@ class Training(Table):
     """``torch.compile`` of each block: fewer, fused memory-bound kernels."""
     chunked_loss: PositiveInt = 1
     """Pieces in which logits and loss are computed."""
+    fused_norm: bool = True
+    """Eager RMSNorm is one kernel (torch 2.9 and later), else eight around an fp32 copy."""
+    repeat_kv: bool = False
+    """Grouped keys and values are copied to every head before attention, as torchtitan did until
+    2025."""
     frozen: tuple[str, ...] = ()
     """Units or parameters that are not trained; names may hold ``*``."""
     read_loss: bool = False

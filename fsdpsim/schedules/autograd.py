@@ -1,10 +1,10 @@
 """The part of torch's autograd that decides in which order FSDP's hooks run.
 
-[Note: Backward order] A backward node is ready when all nodes that feed it have run. Among the ready
-ones the node created last in forward runs first; gradient accumulation runs before anything else. A
-tensor's hooks run just before the node that produced it. FSDP1's ``forward_prefetch`` delays
-post-backward by one unit through this rule alone: it creates the views of unit i+1 before the compute
-nodes of unit i.
+[Note: Backward order] A backward node is ready when all nodes that feed it have run. Among the
+ready ones the node created last in forward runs first; gradient accumulation runs before anything
+else. A tensor's hooks run just before the node that produced it. FSDP1's ``forward_prefetch``
+delays post-backward by one unit through this rule alone: it creates the views of unit i+1 before
+the compute nodes of unit i.
 """
 
 from __future__ import annotations

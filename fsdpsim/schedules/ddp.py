@@ -1,8 +1,8 @@
 """``DistributedDataParallel`` as torch 2.13 runs it: bucketed all-reduce beside backward.
 
-Reads beside ``torch/csrc/distributed/c10d/reducer.cpp``. Parameters and optimizer state are whole on
-every rank; gradients are copied into buckets, filled in reverse order of the parameters, and a full
-bucket is reduced on the process group's own stream.
+Reads beside ``torch/csrc/distributed/c10d/reducer.cpp``. Parameters and optimizer state are whole
+on every rank; gradients are copied into buckets, filled in reverse order of the parameters, and a
+full bucket is reduced on the process group's own stream.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class DdpRuntime(Runtime):
         return self.scenario.param_dtype or param.dtype
 
     def _buckets(self) -> list[Bucket]:
-        """Parameters in reverse order, cut where a bucket reaches its cap (``compute_bucket_...``)."""
+        """Parameters in reverse order, cut where a bucket reaches its cap."""
         trained = [(u.name, p) for u in self.workload.units for p in u.params if p.requires_grad]
         buckets, size = [Bucket()], 0
         for unit, param in reversed(trained):
@@ -66,7 +66,7 @@ class DdpRuntime(Runtime):
         return [bucket for bucket in buckets if bucket.params]
 
     def initialize(self) -> None:
-        """Whole parameters; with mixed precision a low-precision copy too. Buckets live for good."""
+        """Whole parameters, with mixed precision a low-precision copy too, and the buckets."""
         program = self.program
         for unit in self.workload.units:
             with program.for_unit(unit.name):

@@ -196,9 +196,9 @@ class TrainingStep:
     def _recompute(self, region: Region) -> None:
         """[Note: Recompute] Runs the region's forward again, before its first backward.
 
-        With checkpointing outside FSDP the units' own hooks run again too. The recompute stops at the
-        last tensor that backward needs, so the last module's post-forward hook does not run. Its
-        autograd graph is not the one that backward follows: hooks that it registers never fire.
+        With checkpointing outside FSDP the units' own hooks run again too. The recompute stops at
+        the last tensor that backward needs, so the last module's post-forward hook does not run.
+        Its autograd graph is not the one that backward follows: its hooks never fire.
         """
         for call in region.calls:
             if region.with_hooks:

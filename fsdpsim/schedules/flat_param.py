@@ -33,7 +33,7 @@ class FlatParamHandle:
     training_state: str = "idle"
     is_unsharded: bool = False
     points_to_unsharded: bool = False
-    """The flat parameter's data is the unsharded one: resharding has not run since the last unshard."""
+    """The flat parameter's data is the unsharded one: no reshard since the last unshard."""
     reshard_only_registered: bool = False
     full_param: Buffer | None = None
     mp_shard: Buffer | None = None

@@ -205,9 +205,10 @@ class Fsdp2Runtime(Runtime):
     def _wait_for_unshard(self, group: ParamGroup) -> None:
         """The compute stream waits for the all-gather and copies out.
 
-        [Note: Copy-out and the next all-gather] In forward the gathered buffer is kept until the next
-        unit's copy-out, so that the next all-gather, issued before this call, overlaps this unit's
-        compute. In backward it is dropped at once: the prefetched all-gather waits for the copy-out.
+        [Note: Copy-out and the next all-gather] In forward the gathered buffer is kept until the
+        next unit's copy-out, so that the next all-gather, issued before this call, overlaps this
+        unit's compute. In backward it is dropped at once: the prefetched all-gather waits for the
+        copy-out.
         """
         result, program = group.all_gather_result, self.program
         if result is None:

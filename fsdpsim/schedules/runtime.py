@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from fsdpsim.costs import Costs
 from fsdpsim.engine import Op
@@ -12,8 +13,15 @@ from fsdpsim.scenario import Scenario
 from fsdpsim.schedules.autograd import Autograd, Node
 from fsdpsim.workload import Kernel, Param, Unit, Workload, nbytes
 
-#: (local elements, local tensors) -> the optimizer step's kernels.
-OptimizerKernels = Callable[[int, int], tuple[Kernel, ...]]
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """What the optimizer keeps and launches."""
+
+    state_bytes: int
+    """Bytes of state per local element."""
+    kernels: Callable[[int, int], tuple[Kernel, ...]]
+    """(local elements, local tensors) -> the kernels of one step."""
 
 
 class Runtime:
@@ -24,14 +32,14 @@ class Runtime:
         scenario: Scenario,
         workload: Workload,
         costs: Costs,
-        optimizer_kernels: OptimizerKernels,
+        optimizer: Optimizer,
     ) -> None:
         self.program = Program()
         self.scenario = scenario
         self.training = scenario.training
         self.workload = workload
         self.costs = costs
-        self.optimizer_kernels = optimizer_kernels
+        self.optimizer = optimizer
         self.shard_factor = scenario.shard_factor
         self.replicas = scenario.replicas
         self.autograd = Autograd()
@@ -82,7 +90,6 @@ class Runtime:
 
     def optimizer_step(self) -> None:
         """Update the local parameters; the optimizer's state appears at the first step."""
-        program = self.program
         trained = [unit for unit in self.workload.units if unit.requires_grad]
         if not self.has_optimizer_state:
             self.has_optimizer_state = True
@@ -90,17 +97,11 @@ class Runtime:
                 self.allocate_optimizer_state(unit)
         numel = sum(self.local_numel(unit) for unit in trained)
         tensors = sum(p.requires_grad for unit in trained for p in unit.params)
-        for kernel in self.optimizer_kernels(numel, tensors):
-            program.launch(
-                kernel.name,
-                self.costs.kernel(kernel),
-                kind="optimizer",
-                launch_seconds=self.costs.launch_seconds * kernel.launches,
-            )
+        self.run_kernels(self.optimizer.kernels(numel, tensors), "optimizer", self.root, {})
 
     def allocate_optimizer_state(self, unit: Unit) -> None:
         """Two moments for Adam; nothing for plain SGD."""
-        size = self.local_numel(unit) * self.scenario.optimizer_state_bytes
+        size = self.local_numel(unit) * self.optimizer.state_bytes
         if size:
             with self.program.for_unit(unit.name):
                 self.program.malloc("optimizer_state", size, "optimizer_state")
