@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator
 from operator import attrgetter
 
 from fsdpsim.allocator.sizes import SMALL_BUFFER
-from fsdpsim.allocator.stats import PoolStats
+from fsdpsim.allocator.stats import AllocatorStats, PoolStats
 
 #: States of a block. FREE blocks are in a free list; UNMAPPED ones are holes of a virtual range.
 FREE, LIVE, PENDING, UNMAPPED, GONE, NULL = range(6)
@@ -59,6 +59,7 @@ class Block:
         self.size = size
         self.state = state
         self.prev = self.next = self.stream_uses = None
+        self.gc_base = 0
 
     def __repr__(self) -> str:
         state = ("free", "live", "pending", "unmapped", "gone", "null")[self.state]
@@ -138,7 +139,8 @@ class FreeList:
 
     def insert(self, block: Block) -> None:
         """Add a free block; its age counts from now."""
-        block.gc_base = self.pool.searches
+        if self.pool.searches:
+            block.gc_base = self.pool.searches
         block.key = key = block.size << SIZE_SHIFT | block.address
         keys = self.keys
         position = bisect_left(keys, key)
@@ -170,9 +172,9 @@ class BlockPool:
         "stats",
     )
 
-    def __init__(self, *, is_small: bool) -> None:
+    def __init__(self, stats: AllocatorStats, *, is_small: bool) -> None:
         self.is_small = is_small
-        self.stats = PoolStats()
+        self.stats = PoolStats(stats, is_small=is_small)
         self.free_lists: dict[Hashable, FreeList] = {}
         self.searches = 0
         #: Bytes: a remainder of at least this is split off ...

@@ -41,7 +41,7 @@ from fsdpsim.allocator.sizes import (
     round_size,
     segment_size,
 )
-from fsdpsim.allocator.stats import OversizeStat, PoolStats
+from fsdpsim.allocator.stats import AllocatorStats, Count, PoolStats, settle
 
 Result = TypeVar("Result")
 
@@ -80,10 +80,12 @@ class CachingAllocator:
         self.num_ooms = 0
         self.num_sync_all_streams = 0
         self.num_oom_rejections = 0
-        self.stats = PoolStats()
-        self.small = BlockPool(is_small=True)
-        self.large = BlockPool(is_small=False)
-        self.oversize_allocations = OversizeStat()
+        self.stats = AllocatorStats()
+        self._live_counts, self._split_counts = self.stats.live, self.stats.split
+        self._rose = self._split_rose = False
+        self.small = BlockPool(self.stats, is_small=True)
+        self.large = BlockPool(self.stats, is_small=False)
+        self.oversize_allocations = Count()
         self._events: dict[Hashable, deque[tuple[object, Block]]] = {}
         self._on_event = on_event
         self.reserved = ReservedMemory(
@@ -102,12 +104,16 @@ class CachingAllocator:
         self._expandable = settings.expandable_segments
         self._had_expandable |= self._expandable
         self._max_split_size = self.reserved.max_split_size = settings.max_split_size
-        self._any_block_fits = not self._had_expandable and self._max_split_size == UNLIMITED
         self._limit = settings.memory_limit(self.reserved.total_memory)
         threshold = settings.garbage_collection_threshold
         self._gc_limit = None
         if threshold is not None and self._limit is not None:
             self._gc_limit = int(threshold * self._limit)
+        self._any_block_fits = (
+            not self._had_expandable
+            and self._max_split_size == UNLIMITED
+            and self._gc_limit is None
+        )
         self.large.page_size = settings.large_segment_size
         fine = self._expandable
         self.small.split_from, self.small.split_below = MIN_BLOCK_SIZE, UNLIMITED
@@ -125,20 +131,20 @@ class CachingAllocator:
             return self._null_block(nbytes)
         if self._events:
             self._process_events()
-        size = -(-nbytes // 512) * 512 if self._rounds_to_512 else self.rounded(nbytes)
+        size = (nbytes + 511) & -512 if self._rounds_to_512 else self.rounded(nbytes)
         pool = self.small if size <= SMALL_SIZE else self.large
-        free_list = pool.free_lists.get(stream) or pool.free_list(stream)
-        if self._gc_limit is not None:
-            pool.searches += 1
-        keys = free_list.keys
-        position = bisect_left(keys, size << SIZE_SHIFT)
+        try:
+            free_list = pool.free_lists[stream]
+        except KeyError:
+            free_list = pool.free_list(stream)
+        position = bisect_left(free_list.keys, size << SIZE_SHIFT)
         if not self._any_block_fits:
             position = self._candidate(free_list, position, size)
-        if position == len(keys):
+        try:
+            block = free_list.blocks.pop(position)
+        except IndexError:
             return None
-        block = free_list.blocks[position]
-        del keys[position]
-        del free_list.blocks[position]
+        del free_list.keys[position]
         return self._carve(block, size, nbytes, free_list)
 
     def _null_block(self, nbytes: int) -> Block:
@@ -157,6 +163,8 @@ class CachingAllocator:
 
         Only one candidate is tested against the oversize rules, as in ``get_free_block``.
         """
+        if self._gc_limit is not None:
+            free_list.pool.searches += 1
         blocks, end = free_list.blocks, len(free_list.blocks)
         if position < end and blocks[position].segment.expandable:
             step = _skip_to_best_expandable if self._expandable else _skip_expandable
@@ -186,29 +194,38 @@ class CachingAllocator:
 
     def _carve(self, block: Block, size: int, nbytes: int, free_list: FreeList) -> Block:
         """Hand out ``block``, which is in no free list, and put what is left over back."""
-        stats, total, pool = free_list.stats, self.stats, free_list.pool
-        if block.size - size >= pool.split_from and size < pool.split_below:
-            was_split = block.prev is not None or block.next is not None
-            rest = block.split(size)
-            free_list.insert(rest)
-            if not block.segment.expandable:
-                change = (0, -size) if was_split else (1, rest.size)
-                stats.count_inactive_split(*change)
-                total.count_inactive_split(*change)
+        stats, pool, segment = free_list.stats, free_list.pool, block.segment
+        whole = block.size == segment.size
+        rest_size = block.size - size
+        if rest_size >= pool.split_from and size < pool.split_below:
+            free_list.insert(block.split(size))
+            if not segment.expandable:
+                if whole:
+                    self._count_split(stats, 1, rest_size)
+                else:
+                    self._count_split(stats, 0, -size)
         else:
             size = block.size
-            if (block.prev is not None or block.next is not None) and not block.segment.expandable:
-                stats.count_inactive_split(-1, -size)
-                total.count_inactive_split(-1, -size)
+            if not whole and not segment.expandable:
+                self._count_split(stats, -1, -size)
         block.state = LIVE
         block.requested_size = nbytes
-        stats.count_malloc(size, nbytes)
-        total.count_malloc(size, nbytes)
+        stats.allocation.increase += 1
+        stats.allocated_bytes.increase += size
+        stats.requested_bytes.increase += nbytes
+        self._rose = True
         if size >= self._max_split_size:
-            self.oversize_allocations.add()
+            self.oversize_allocations.increase += 1
+            self.oversize_allocations.settle()
         if self._on_event is not None:
             self._on_event("alloc", block.address, nbytes, free_list.stream)
         return block
+
+    def _settle_live(self) -> None:
+        self._rose = False
+        settle(self._live_counts)
+        if self._events:
+            self.stats.settle_active()
 
     def malloc(self, nbytes: int, stream: Hashable) -> Block:
         """Return a block for ``nbytes``; whatever must be waited for completes at once.
@@ -227,8 +244,8 @@ class CachingAllocator:
         """
         size = self.rounded(nbytes)
         free_list = (self.small if size <= SMALL_SIZE else self.large).free_list(stream)
-        if self._gc_limit is not None and self.stats.reserved_bytes > self._gc_limit:
-            target = self.stats.reserved_bytes - self._gc_limit
+        if self._gc_limit is not None and self.stats.reserved_bytes.current > self._gc_limit:
+            target = self.stats.reserved_bytes.current - self._gc_limit
             yield from collect_garbage(self.reserved, self.large, target)
         block = yield from self._alloc_block(free_list, size, nbytes)
         if block is None and (yield from release_available(self.reserved, free_list, size)):
@@ -245,7 +262,7 @@ class CachingAllocator:
         self, free_list: FreeList, size: int, nbytes: int
     ) -> Generator[DriverCall, None, Block | None]:
         wanted = segment_size(size, self._settings.large_segment_size)
-        if self._limit is not None and self.stats.reserved_bytes + wanted > self._limit:
+        if self._limit is not None and self.stats.reserved_bytes.current + wanted > self._limit:
             if self._settings.throw_on_cudamalloc_oom:
                 self.num_oom_rejections += 1
                 raise OutOfMemoryError(
@@ -261,10 +278,10 @@ class CachingAllocator:
         if self._events:
             queues = list(self._events.values())
             yield SynchronizeEvents(events=tuple(event for queue in queues for event, _ in queue))
-            self._events.clear()
             for queue in queues:
                 for _, block in queue:
                     self._event_completed(block)
+            self._events.clear()
         yield from release_blocks(self.reserved, self.large)
         yield from release_blocks(self.reserved, self.small)
 
@@ -287,16 +304,16 @@ class CachingAllocator:
             if block.state == NULL:
                 return
             raise ValueError(f"{block!r} is not allocated")
-        size, free_list = block.size, block.segment.free_list
-        stats, total = free_list.stats, self.stats
+        if self._rose:
+            self._settle_live()
+        free_list = block.segment.free_list
+        stats, size = free_list.stats, block.size
         if self._on_event is not None:
             self._on_event("free_requested", block.address, block.requested_size, free_list.stream)
-        stats.allocation_out += 1
-        total.allocation_out += 1
-        stats.allocated_bytes_out += size
-        total.allocated_bytes_out += size
+        stats.allocation.decrease += 1
+        stats.allocated_bytes.decrease += size
         if size >= self._max_split_size:
-            self.oversize_allocations.remove()
+            self.oversize_allocations.decrease += 1
         if block.stream_uses is None:
             self._free_block(block, free_list)
         else:
@@ -317,9 +334,9 @@ class CachingAllocator:
         block.state = PENDING
         block.stream_uses = None
         block.pending = len(streams)
-        for stats in (block.segment.free_list.stats, self.stats):
-            stats.pending += 1
-            stats.pending_bytes += block.size
+        stats = block.segment.free_list.stats
+        stats.pending.increase += 1
+        stats.pending_bytes.increase += block.size
         for stream in streams:
             event = self.device.record_event(stream)
             self._events.setdefault(stream, deque()).append((event, block))
@@ -336,28 +353,27 @@ class CachingAllocator:
         block.pending -= 1
         if block.pending:
             return
+        if self._rose:
+            self._settle_live()
         free_list = block.segment.free_list
-        for stats in (free_list.stats, self.stats):
-            stats.pending -= 1
-            stats.pending_bytes -= block.size
+        free_list.stats.pending.decrease += 1
+        free_list.stats.pending_bytes.decrease += block.size
         self._free_block(block, free_list)
 
     def _free_block(self, block: Block, free_list: FreeList) -> None:
         """Put a block back into its free list, merged with its free neighbours."""
-        nbytes = block.requested_size
-        stats, total = free_list.stats, self.stats
-        stats.requested_bytes_out += nbytes
-        total.requested_bytes_out += nbytes
+        stats = free_list.stats
+        stats.requested_bytes.decrease += block.requested_size
         if self._on_event is not None:
-            self._on_event("free_completed", block.address, nbytes, free_list.stream)
+            self._on_event("free_completed", block.address, block.requested_size, free_list.stream)
+        block.state = FREE
         before, after = block.prev, block.next
         if before is None and after is None:
-            block.state = FREE
             free_list.insert(block)
             return
         merged, freed = 0, block.size
         if before is not None and before.state == FREE:
-            merged += 1
+            merged = 1
             free_list.remove(before)
             before.absorb_next()
             block = before
@@ -365,15 +381,29 @@ class CachingAllocator:
             merged += 1
             free_list.remove(after)
             block.absorb_next()
-        block.state = FREE
         free_list.insert(block)
-        if not block.segment.expandable:
-            if block.prev is not None or block.next is not None:
-                change = (1 - merged, freed)
-            else:
-                change = (-merged, freed - block.size)
-            stats.count_inactive_split(*change)
-            total.count_inactive_split(*change)
+        segment = block.segment
+        if segment.expandable:
+            return
+        if block.size < segment.size:
+            self._count_split(stats, 1 - merged, freed)
+        else:
+            self._count_split(stats, -merged, freed - block.size)
+
+    def _count_split(self, stats: PoolStats, blocks: int, nbytes: int) -> None:
+        """Free blocks of partly used segments changed by ``blocks`` and ``nbytes``, net."""
+        if nbytes > 0:
+            stats.inactive_split_bytes.increase += nbytes
+            self._split_rose = True
+            if blocks >= 0:
+                stats.inactive_split.increase += blocks
+                return
+        if self._split_rose:
+            self._split_rose = False
+            settle(self._split_counts)
+        stats.inactive_split.decrease -= blocks
+        if nbytes < 0:
+            stats.inactive_split_bytes.decrease -= nbytes
 
     # ------------------------------------------------------------ statistics
 
@@ -397,20 +427,19 @@ class CachingAllocator:
 
     def reset_peak_memory_stats(self) -> None:
         """Set every peak to the current value."""
-        for stats in (self.stats, self.small.stats, self.large.stats):
-            stats.reset_peaks()
-        for oversize in (self.oversize_allocations, self.reserved.oversize_segments):
-            oversize.reset_peak()
+        for count in (*vars(self.stats).values(), *self._oversize()):
+            count.reset_peak()
 
     def reset_accumulated_memory_stats(self) -> None:
         """Count increases, decreases and events from now on."""
-        for stats in (self.stats, self.small.stats, self.large.stats):
-            stats.reset_accumulated()
-        for oversize in (self.oversize_allocations, self.reserved.oversize_segments):
-            oversize.reset_accumulated()
+        for count in (*vars(self.stats).values(), *self._oversize()):
+            count.reset_accumulated()
         self.num_alloc_retries = self.num_ooms = 0
         self.num_sync_all_streams = self.num_oom_rejections = 0
         self.reserved.num_device_alloc = self.reserved.num_device_free = 0
+
+    def _oversize(self) -> tuple[Count, Count]:
+        return self.oversize_allocations, self.reserved.oversize_segments
 
     def _out_of_memory(self, free_list: FreeList, size: int, nbytes: int) -> OutOfMemoryError:
         self.num_ooms += 1

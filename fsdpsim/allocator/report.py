@@ -38,9 +38,8 @@ def memory_stats(allocator: CachingAllocator) -> dict[str, int]:
         "num_device_free": allocator.reserved.num_device_free,
         "max_split_size": -1 if limit == UNLIMITED else limit,
     }
-    pools = {"all": allocator.stats, "small_pool": allocator.small.stats}
-    for pool, pool_stats in {**pools, "large_pool": allocator.large.stats}.items():
-        for name, metrics in pool_stats.report().items():
+    for name, count in allocator.stats.reported().items():
+        for pool, metrics in count.report().items():
             stats |= {f"{name}.{pool}.{metric}": value for metric, value in metrics.items()}
     oversize = {
         "oversize_allocations": allocator.oversize_allocations,
@@ -118,13 +117,13 @@ def out_of_memory(
         segment_size=segment_size(size, allocator.settings.large_segment_size),
         capacity=allocator.reserved.memory.capacity,
         limit=allocator.settings.memory_limit(allocator.reserved.total_memory),
-        reserved=stats.reserved_bytes,
-        allocated=stats.allocated_bytes,
-        pending=stats.pending_bytes,
+        reserved=stats.reserved_bytes.current,
+        allocated=stats.allocated_bytes.current,
+        pending=stats.pending_bytes.current,
         this_stream=this_stream,
         other_streams=this_pool - this_stream + _pool_free_bytes(other) - other_pool,
         other_pool=other_pool,
-        inactive_split=stats.inactive_split_bytes,
+        inactive_split=stats.inactive_split_bytes.current,
         rejected=rejected,
     )
 

@@ -8,7 +8,7 @@ from fsdpsim.allocator import expandable
 from fsdpsim.allocator.blocks import GONE, UNMAPPED, Block, FreeList, Segment
 from fsdpsim.allocator.driver import CudaFree, CudaMalloc, DeviceMemory, DriverCall, Map, Unmap
 from fsdpsim.allocator.sizes import ROUND_LARGE, UNLIMITED, round_up
-from fsdpsim.allocator.stats import OversizeStat, PoolStats
+from fsdpsim.allocator.stats import AllocatorStats, Count
 
 #: ``on_event(action, address, size, stream)`` with the actions of a torch memory snapshot; for
 #: "oom", ``address`` is the free memory of the device and ``size`` the rounded request.
@@ -23,7 +23,11 @@ class ReservedMemory:
     """
 
     def __init__(
-        self, memory: DeviceMemory, total_memory: int, stats: PoolStats, on_event: EventHook | None
+        self,
+        memory: DeviceMemory,
+        total_memory: int,
+        stats: AllocatorStats,
+        on_event: EventHook | None,
     ) -> None:
         self.memory = memory
         self.total_memory = total_memory
@@ -31,7 +35,7 @@ class ReservedMemory:
         self.on_event = on_event
         self.max_split_size = UNLIMITED
         self.segments: dict[Segment, None] = {}
-        self.oversize_segments = OversizeStat()
+        self.oversize_segments = Count()
         self.num_device_alloc = 0
         self.num_device_free = 0
         self._num_segments = 0
@@ -44,10 +48,10 @@ class ReservedMemory:
         if not self.memory.take(size):
             return None
         segment = self._new_segment(free_list, size, expandable=False)
-        self.num_device_alloc += 1
         self._count_taken(free_list, size, segments=1)
         if size >= self.max_split_size:
-            self.oversize_segments.add()
+            self.oversize_segments.increase += 1
+            self.oversize_segments.settle()
         if self.on_event is not None:
             self.on_event("segment_alloc", segment.address, size, free_list.stream)
         return segment.head
@@ -62,10 +66,9 @@ class ReservedMemory:
         block.state = GONE
         del self.segments[block.segment]
         self.memory.give_back(size)
-        self.num_device_free += 1
         self._count_returned(free_list, size, segments=1)
         if size >= self.max_split_size:
-            self.oversize_segments.remove()
+            self.oversize_segments.decrease += 1
 
     def grow_range(
         self, free_list: FreeList, size: int
@@ -98,7 +101,6 @@ class ReservedMemory:
         if not self.memory.take(_physical(free_list, size)):
             return None
         block = expandable.map_front(hole, size)
-        self.num_device_alloc += 1
         self._count_taken(free_list, size, segments=0)
         if self.on_event is not None:
             self.on_event("segment_map", address, size, free_list.stream)
@@ -113,7 +115,6 @@ class ReservedMemory:
         yield Unmap(size=size, stream=free_list.stream)
         hole = expandable.unmap_pages(block)
         self.memory.give_back(_physical(free_list, size))
-        self.num_device_free += 1
         self._count_returned(free_list, size, segments=0)
         if self.on_event is not None:
             self.on_event("segment_unmap", address, size, free_list.stream)
@@ -140,12 +141,16 @@ class ReservedMemory:
         return segment
 
     def _count_taken(self, free_list: FreeList, size: int, *, segments: int) -> None:
-        free_list.stats.count_reserved(size, segments=segments)
-        self.stats.count_reserved(size, segments=segments)
+        free_list.stats.reserved_bytes.increase += size
+        free_list.stats.segment.increase += segments
+        self.stats.reserved_bytes.settle()
+        self.stats.segment.settle()
+        self.num_device_alloc += 1
 
     def _count_returned(self, free_list: FreeList, size: int, *, segments: int) -> None:
-        free_list.stats.count_returned(size, segments=segments)
-        self.stats.count_returned(size, segments=segments)
+        free_list.stats.reserved_bytes.decrease += size
+        free_list.stats.segment.decrease += segments
+        self.num_device_free += 1
 
 
 def _physical(free_list: FreeList, size: int) -> int:

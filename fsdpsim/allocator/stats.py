@@ -1,210 +1,229 @@
-"""Statistics of one pool, under torch's names.
+"""Statistics of the allocator, under torch's names and per pool.
 
-Each statistic is kept as two counters that only grow, ``*_in`` and ``*_out``; the current value
-is their difference. That costs the hot path one addition per statistic and call.
+A statistic is two counters that only grow, ``increase`` and ``decrease``; its current value is
+their difference. The hot path changes the counters directly. ``settle`` takes up the peaks: it
+is called after an increase, or, where increases are frequent, before the next decrease, because
+a peak cannot lie anywhere else.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-#: Statistics kept as two growing counters and a peak.
-COUNTED = (
-    "allocation",
-    "allocated_bytes",
-    "requested_bytes",
-    "inactive_split",
-    "inactive_split_bytes",
-    "segment",
-    "reserved_bytes",
-)
+from collections.abc import Iterable
 
 
-@dataclass(slots=True)
-class PoolStats:
-    """Counters of the small pool, the large pool, or both together.
+class Count:
+    """One statistic of one pool."""
 
-    ``active`` is not counted by itself: it is ``allocation`` plus the blocks whose free still
-    waits for an event (``pending``).
-    """
+    __slots__ = ("decrease", "history", "increase", "settled_peak")
 
-    allocation_in: int = 0
-    allocation_out: int = 0
-    allocation_peak: int = 0
-    allocated_bytes_in: int = 0
-    allocated_bytes_out: int = 0
-    allocated_bytes_peak: int = 0
-    requested_bytes_in: int = 0
-    requested_bytes_out: int = 0
-    requested_bytes_peak: int = 0
-    pending: int = 0
-    pending_bytes: int = 0
-    active_peak_with_pending: int = 0
-    active_bytes_peak_with_pending: int = 0
-    inactive_split_in: int = 0
-    inactive_split_out: int = 0
-    inactive_split_peak: int = 0
-    inactive_split_bytes_in: int = 0
-    inactive_split_bytes_out: int = 0
-    inactive_split_bytes_peak: int = 0
-    segment_in: int = 0
-    segment_out: int = 0
-    segment_peak: int = 0
-    reserved_bytes_in: int = 0
-    reserved_bytes_out: int = 0
-    reserved_bytes_peak: int = 0
-    history: dict[str, tuple[int, int]] = field(default_factory=dict)
-
-    def count_malloc(self, size: int, nbytes: int) -> None:
-        """A block of ``size`` bytes was handed out for a request of ``nbytes``."""
-        self.allocation_in += 1
-        self.allocated_bytes_in += size
-        self.requested_bytes_in += nbytes
-        count = self.allocation_in - self.allocation_out
-        if count > self.allocation_peak:
-            self.allocation_peak = count
-        total = self.allocated_bytes_in - self.allocated_bytes_out
-        if total > self.allocated_bytes_peak:
-            self.allocated_bytes_peak = total
-        requested = self.requested_bytes_in - self.requested_bytes_out
-        if requested > self.requested_bytes_peak:
-            self.requested_bytes_peak = requested
-        if self.pending:
-            self._raise_active_peak(count, total)
-
-    def _raise_active_peak(self, count: int, total: int) -> None:
-        self.active_peak_with_pending = max(self.active_peak_with_pending, count + self.pending)
-        self.active_bytes_peak_with_pending = max(
-            self.active_bytes_peak_with_pending, total + self.pending_bytes
-        )
-
-    def count_inactive_split(self, blocks: int, nbytes: int) -> None:
-        """Free blocks of partly used segments changed by ``blocks`` and ``nbytes``, net."""
-        if blocks > 0:
-            self.inactive_split_in += blocks
-            count = self.inactive_split_in - self.inactive_split_out
-            self.inactive_split_peak = max(self.inactive_split_peak, count)
-        else:
-            self.inactive_split_out -= blocks
-        if nbytes > 0:
-            self.inactive_split_bytes_in += nbytes
-            total = self.inactive_split_bytes_in - self.inactive_split_bytes_out
-            self.inactive_split_bytes_peak = max(self.inactive_split_bytes_peak, total)
-        else:
-            self.inactive_split_bytes_out -= nbytes
-
-    def count_reserved(self, nbytes: int, *, segments: int) -> None:
-        """``nbytes`` came from the driver, as ``segments`` new segments."""
-        self.reserved_bytes_in += nbytes
-        self.segment_in += segments
-        self.reserved_bytes_peak = max(self.reserved_bytes_peak, self.reserved_bytes)
-        self.segment_peak = max(self.segment_peak, self.segment_in - self.segment_out)
-
-    def count_returned(self, nbytes: int, *, segments: int) -> None:
-        """``nbytes`` went back to the driver, with ``segments`` segments."""
-        self.reserved_bytes_out += nbytes
-        self.segment_out += segments
+    def __init__(self) -> None:
+        self.increase = 0
+        self.decrease = 0
+        self.settled_peak = 0
+        self.history = (0, 0)
 
     @property
-    def allocated_bytes(self) -> int:
-        """Bytes of the blocks that live tensors hold."""
-        return self.allocated_bytes_in - self.allocated_bytes_out
+    def current(self) -> int:
+        """Increases minus decreases."""
+        return self.increase - self.decrease
 
     @property
-    def active_bytes(self) -> int:
-        """Bytes of live blocks and of blocks whose free waits for an event."""
-        return self.allocated_bytes_in - self.allocated_bytes_out + self.pending_bytes
+    def peak(self) -> int:
+        """Highest value since the peaks were reset."""
+        self.settle()
+        return self.settled_peak
 
-    @property
-    def requested_bytes(self) -> int:
-        """Bytes asked for, over active blocks."""
-        return self.requested_bytes_in - self.requested_bytes_out
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Bytes held from the driver."""
-        return self.reserved_bytes_in - self.reserved_bytes_out
-
-    @property
-    def inactive_split_bytes(self) -> int:
-        """Bytes of free blocks whose cudaMalloc segment is partly used."""
-        return self.inactive_split_bytes_in - self.inactive_split_bytes_out
-
-    @property
-    def active_bytes_peak(self) -> int:
-        """Highest ``active_bytes`` so far; without pending blocks it equals the allocated peak."""
-        return max(self.allocated_bytes_peak, self.active_bytes_peak_with_pending)
-
-    @property
-    def active_peak(self) -> int:
-        """Highest number of active blocks so far."""
-        return max(self.allocation_peak, self.active_peak_with_pending)
-
-    def reset_peaks(self) -> None:
-        """Set every peak to the current value (``reset_peak_memory_stats``)."""
-        for name in COUNTED:
-            current = getattr(self, f"{name}_in") - getattr(self, f"{name}_out")
-            setattr(self, f"{name}_peak", current)
-        self.active_peak_with_pending = self.allocation_peak + self.pending
-        self.active_bytes_peak_with_pending = self.active_bytes
-
-    def reset_accumulated(self) -> None:
-        """Count increases and decreases from now on (``reset_accumulated_memory_stats``)."""
-        self.history = self._accumulated()
-
-    def report(self) -> dict[str, dict[str, int]]:
-        """Return ``{statistic: {current, peak, allocated, freed}}`` as torch defines them."""
-        return {
-            name: {
-                "current": increase - decrease,
-                "peak": getattr(self, f"{name}_peak"),
-                "allocated": increase - self.history.get(name, (0, 0))[0],
-                "freed": decrease - self.history.get(name, (0, 0))[1],
-            }
-            for name, (increase, decrease) in self._accumulated().items()
-        }
-
-    def _accumulated(self) -> dict[str, tuple[int, int]]:
-        counted = {
-            name: (getattr(self, f"{name}_in"), getattr(self, f"{name}_out")) for name in COUNTED
-        }
-        count, nbytes = counted["allocation"], counted["allocated_bytes"]
-        counted["active"] = (count[0], count[1] - self.pending)
-        counted["active_bytes"] = (nbytes[0], nbytes[1] - self.pending_bytes)
-        return counted
-
-
-@dataclass(slots=True)
-class OversizeStat:
-    """A count with a peak, not kept per pool (``oversize_allocations``, ``oversize_segments``)."""
-
-    increase: int = 0
-    decrease: int = 0
-    peak: int = 0
-    history: tuple[int, int] = (0, 0)
-
-    def add(self) -> None:
-        """One more."""
-        self.increase += 1
-        self.peak = max(self.peak, self.increase - self.decrease)
-
-    def remove(self) -> None:
-        """One less."""
-        self.decrease += 1
+    def settle(self) -> None:
+        """Take up the peak."""
+        current = self.increase - self.decrease
+        if current > self.settled_peak:
+            self.settled_peak = current
 
     def reset_peak(self) -> None:
         """Set the peak to the current value."""
-        self.peak = self.increase - self.decrease
+        self.settled_peak = self.current
 
     def reset_accumulated(self) -> None:
         """Count increases and decreases from now on."""
         self.history = (self.increase, self.decrease)
 
     def report(self) -> dict[str, int]:
-        """Return ``{current, peak, allocated, freed}``."""
+        """Return ``{current, peak, allocated, freed}`` as torch defines them."""
         return {
-            "current": self.increase - self.decrease,
+            "current": self.current,
             "peak": self.peak,
             "allocated": self.increase - self.history[0],
             "freed": self.decrease - self.history[1],
         }
+
+
+class PooledCount:
+    """One statistic of the small pool, the large pool and both (torch's ``all``)."""
+
+    __slots__ = ("large", "settled_peak", "small")
+
+    def __init__(self) -> None:
+        self.small = Count()
+        self.large = Count()
+        self.settled_peak = 0
+
+    @property
+    def current(self) -> int:
+        """The sum over both pools."""
+        small, large = self.small, self.large
+        return small.increase - small.decrease + large.increase - large.decrease
+
+    @property
+    def peak(self) -> int:
+        """Highest sum since the peaks were reset."""
+        self.settle()
+        return self.settled_peak
+
+    def settle(self) -> None:
+        """Take up the three peaks."""
+        settle((self,))
+
+    def reset_peak(self) -> None:
+        """Set the three peaks to the current values."""
+        self.small.reset_peak()
+        self.large.reset_peak()
+        self.settled_peak = self.current
+
+    def reset_accumulated(self) -> None:
+        """Count increases and decreases from now on."""
+        self.small.reset_accumulated()
+        self.large.reset_accumulated()
+
+    def report(self) -> dict[str, dict[str, int]]:
+        """Return ``{pool: {current, peak, allocated, freed}}``."""
+        self.settle()
+        small, large = self.small.report(), self.large.report()
+        both = {metric: small[metric] + large[metric] for metric in small}
+        return {"all": both | {"peak": self.peak}, "large_pool": large, "small_pool": small}
+
+
+def settle(counts: Iterable[PooledCount]) -> None:
+    """Take up the peaks of several statistics."""
+    for count in counts:
+        small, large = count.small, count.large
+        low = small.increase - small.decrease
+        high = large.increase - large.decrease
+        if low > small.settled_peak:
+            small.settled_peak = low
+        if high > large.settled_peak:
+            large.settled_peak = high
+        if low + high > count.settled_peak:
+            count.settled_peak = low + high
+
+
+class ActiveCount(PooledCount):
+    """Live blocks plus those whose free waits for an event, derived from the two counts.
+
+    Without pending blocks it equals the live count, so only moments with pending blocks need
+    settling, and the peak of the live count is the other candidate for the peak.
+    """
+
+    __slots__ = ("live", "pending")
+
+    def __init__(self, live: PooledCount, pending: PooledCount) -> None:
+        super().__init__()
+        self.live = live
+        self.pending = pending
+
+    @property
+    def current(self) -> int:
+        """The sum over both pools."""
+        return self.live.current + self.pending.current
+
+    def settle(self) -> None:
+        """Derive the counters, then take up the three peaks."""
+        live, pending = self.live, self.pending
+        live.settle()
+        _follow(self.small, live.small, pending.small)
+        _follow(self.large, live.large, pending.large)
+        self.settled_peak = max(self.settled_peak, live.settled_peak)
+        super().settle()
+
+    def reset_peak(self) -> None:
+        """Set the three peaks to the current values."""
+        self.live.reset_peak()
+        self.settle()
+        super().reset_peak()
+
+    def reset_accumulated(self) -> None:
+        """Count increases and decreases from now on."""
+        self.settle()
+        super().reset_accumulated()
+
+
+def _follow(active: Count, live: Count, pending: Count) -> None:
+    active.increase = live.increase
+    active.decrease = live.decrease - pending.current
+    active.settled_peak = max(active.settled_peak, live.settled_peak)
+
+
+class AllocatorStats:
+    """Every statistic that torch keeps per pool, plus the pending blocks."""
+
+    def __init__(self) -> None:
+        self.allocation = PooledCount()
+        self.allocated_bytes = PooledCount()
+        self.requested_bytes = PooledCount()
+        self.inactive_split = PooledCount()
+        self.inactive_split_bytes = PooledCount()
+        self.segment = PooledCount()
+        self.reserved_bytes = PooledCount()
+        self.pending = PooledCount()
+        self.pending_bytes = PooledCount()
+        self.active = ActiveCount(self.allocation, self.pending)
+        self.active_bytes = ActiveCount(self.allocated_bytes, self.pending_bytes)
+
+    @property
+    def live(self) -> tuple[PooledCount, ...]:
+        """What a malloc increases."""
+        return self.allocation, self.allocated_bytes, self.requested_bytes
+
+    @property
+    def split(self) -> tuple[PooledCount, ...]:
+        """What the free blocks of partly used segments add up to."""
+        return self.inactive_split, self.inactive_split_bytes
+
+    def settle_active(self) -> None:
+        """Take up the peaks of active; needed only while blocks are pending."""
+        self.active.settle()
+        self.active_bytes.settle()
+
+    def reported(self) -> dict[str, PooledCount]:
+        """Return the statistics that ``memory_stats`` shows, by name."""
+        return {name: count for name, count in vars(self).items() if not name.startswith("pending")}
+
+
+class PoolStats:
+    """The counts of one pool, side by side for the hot path."""
+
+    __slots__ = (
+        "allocated_bytes",
+        "allocation",
+        "inactive_split",
+        "inactive_split_bytes",
+        "pending",
+        "pending_bytes",
+        "requested_bytes",
+        "reserved_bytes",
+        "segment",
+    )
+
+    allocation: Count
+    allocated_bytes: Count
+    requested_bytes: Count
+    inactive_split: Count
+    inactive_split_bytes: Count
+    pending: Count
+    pending_bytes: Count
+    segment: Count
+    reserved_bytes: Count
+
+    def __init__(self, stats: AllocatorStats, *, is_small: bool) -> None:
+        for name in self.__slots__:
+            statistic = getattr(stats, name)
+            setattr(self, name, statistic.small if is_small else statistic.large)
