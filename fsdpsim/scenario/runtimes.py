@@ -120,7 +120,7 @@ class Fsdp2(_Sharded):
     """Units that each unit gathers ahead in forward (explicit lists); 0: only what running ahead
     gives."""
     backward_prefetch: Annotated[int, Field(ge=0)] = 0
-    """Units that each unit gathers ahead in backward (explicit lists); 0: torch's default of one."""
+    """Units that each unit gathers ahead in backward (explicit lists); 0: torch's own one."""
     overrides: dict[str, UnitOverride] = {}
     """Setters per unit; names may hold ``*``."""
     unshard_early: tuple[str, ...] = ()

@@ -88,7 +88,7 @@ class Scenario(Table):
     @property
     def device(self) -> Hardware:
         """The hardware, or the default one if the file has none."""
-        return self.hardware or Hardware()
+        return self.hardware or Hardware.model_validate({})
 
     @property
     def world_size(self) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
+from typing import Any
 
 from fsdpsim.memory import Buffer
 from fsdpsim.schedules.autograd import Node
@@ -250,8 +251,8 @@ def _trained(call: PartCall) -> tuple[Param, ...]:
     )
 
 
-def _fields(call: PartCall) -> dict[str, object]:
-    fields: dict[str, object] = {}
+def _fields(call: PartCall) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
     if call.part.name != call.unit.name:
         fields["part"] = call.part.name
     if call.call:

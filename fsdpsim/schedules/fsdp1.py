@@ -128,7 +128,8 @@ class Fsdp1Runtime(Runtime):
         self.program.wait_stream("pre_unshard", COMPUTE)
 
     def _mark_forward(self, event: str) -> None:
-        self.program.mark(event, **({"recompute": True} if self.in_backward else {}))
+        fields: dict[str, Any] = {"recompute": True} if self.in_backward else {}
+        self.program.mark(event, **fields)
 
     def _record_pre_forward(self, handle: FlatParamHandle) -> None:
         if self.is_first_iteration and handle.pre_forward_order_index is None:

@@ -158,7 +158,7 @@ class Fsdp2Runtime(Runtime):
                 self._prefetch_unshard(self.groups.get(name), "forward", by=unit.name)
         return x
 
-    def _recompute_field(self) -> dict[str, bool]:
+    def _recompute_field(self) -> dict[str, Any]:
         return {"recompute": True} if self.in_backward else {}
 
     def _root_pre_forward(self, unit: Unit) -> None:
@@ -364,9 +364,8 @@ class Fsdp2Runtime(Runtime):
         """``FSDPParamGroup.post_backward``: reshard and reduce the gradients."""
         program = self.program
         with program.for_unit(group.unit.name):
-            program.mark(
-                "post_backward", **({"in_final_callback": True} if in_final_callback else {})
-            )
+            fields: dict[str, Any] = {"in_final_callback": True} if in_final_callback else {}
+            program.mark("post_backward", **fields)
             self.hook("post_backward", group.unit)
             group.training_state = "post_backward"
             self.gradients.accumulate_unsharded(group)
