@@ -34,7 +34,6 @@ class _Stretch:
     passes: Passes
     x: str
     y: str
-    checkpointed: bool = False
 
 
 def build_workload(
@@ -56,8 +55,9 @@ def build_workload(
 
     ``activation_checkpointing``
         ``"none"``, ``"full"`` (each block keeps its input only), ``{"every": k}`` (so for every
-        k-th block) or ``"selective"`` (each block keeps its input, the output of attention and of
-        every second matmul: torchtitan's per-op policy).
+        k-th block), ``"selective"`` (each block keeps its input, the output of attention and of
+        every second matmul: torchtitan's per-op policy) or ``"submodules"`` (norms, attention and
+        MLP each keep their input: NeMo Automodel).
     ``compile``
         The blocks run as Inductor fuses them.
     ``chunked_loss``, ``compile_loss``
@@ -131,7 +131,6 @@ def _stretches(
             passes=saving if saving is not None and checkpoint else plain,
             x=X,
             y=y,
-            checkpointed=checkpoint,
         )
     passes = tape.compiled(end) if end.compiled else tape.plain(end)
     yield _Stretch(name="head", prefix="", tape=end, passes=passes, x=X, y="")
@@ -143,13 +142,15 @@ def _checkpointed(body: Tape, checkpointing: Checkpointing) -> tuple[Passes | No
         return None, 1
     if checkpointing == "full":
         return tape.checkpointed(body, ()), 1
+    if checkpointing == "submodules":
+        return tape.checkpointed_apart(body), 1
     if checkpointing == "selective":
         return tape.checkpointed(body, tape.selected(body.ops)), 1
     every = checkpointing.get("every") if isinstance(checkpointing, Mapping) else None
     if not isinstance(every, int) or isinstance(every, bool) or every < 1 or len(checkpointing) > 1:
         raise ValueError(
             f"activation_checkpointing = {checkpointing!r} is not known; "
-            'use "none", "selective", "full" or { every = k }'
+            'use "none", "selective", "submodules", "full" or { every = k }'
         )
     return tape.checkpointed(body, ()), every
 
@@ -162,7 +163,7 @@ def _parts(stretches: Sequence[_Stretch], wrapping: Wrapping) -> Iterator[Part]:
         groups = _groups(stretch, wrapping)
         part_of = tuple(n for n, (_, owners) in enumerate(groups) for _ in owners)
         made = lay_out_once(stretch, part_of, y_held)
-        region = stretch.name if stretch.checkpointed and len(groups) > 1 else ""
+        region = stretch.name if stretch.passes.recompute and len(groups) > 1 else ""
         for (unit, owners), kernels in zip(groups, made, strict=True):
             name = _name(stretch, unit, owners, len(groups), names)
             names.add(name)

@@ -17,6 +17,12 @@ from dataclasses import dataclass, field, replace
 
 from fsdpsim.workload import DTYPE_BYTES
 
+Steps = tuple[tuple[int, "Step"], ...]
+"""Steps, each with the index of the op that it belongs to."""
+
+Again = tuple[list[tuple[int, "Step"]], dict[str, str]]
+"""Steps of a recompute, and the new names of what they make."""
+
 GRAD = "d."
 AGAIN = "'"
 MORE = "+"
@@ -78,6 +84,11 @@ class Op:
         return tuple(name for name in reads if name not in mine)
 
     @property
+    def submodule(self) -> str:
+        """The direct child of the block that it belongs to; empty for the residual additions."""
+        return "" if self.passes else self.owner.partition(".")[0]
+
+    @property
     def fusible(self) -> bool:
         """Whether forward is pointwise work that Inductor may run again instead of saving."""
         return all(step.fusible for step in self.forward)
@@ -136,11 +147,11 @@ class Tape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """The steps of one stretch, each with the index of the op that it belongs to."""
+    """The steps of one stretch of a model."""
 
-    forward: tuple[tuple[int, Step], ...]
-    recompute: tuple[tuple[int, Step], ...]
-    backward: tuple[tuple[int, Step], ...]
+    forward: Steps
+    recompute: Steps
+    backward: Steps
     gradient_of: Mapping[str, str]
     """Tensor, as backward knows it -> the buffer that holds its gradient."""
 
@@ -175,15 +186,7 @@ def checkpointed(tape: Tape, kept: Iterable[str]) -> Passes:
     compiled recompute runs only what backward needs.
     """
     kept = set(kept)
-    chosen = _needed_again(tape.ops, kept) if tape.compiled else range(_early_stop(tape.ops))
-    renamed: dict[str, str] = {}
-    recompute: list[tuple[int, Step]] = []
-    for index in chosen:
-        op = tape.ops[index]
-        if kept.issuperset(op.outputs):
-            continue
-        renamed |= {name: name + AGAIN for name in op.outputs}
-        recompute += [(index, _rename(step, renamed)) for step in op.forward]
+    recompute, renamed = _recomputation(tape, range(len(tape.ops)), kept)
     backward, gradients = _backward(tape.ops, renamed, {})
     unused = kept.difference(*(step.touches for _, step in (*recompute, *backward)))
     return Passes(
@@ -191,6 +194,22 @@ def checkpointed(tape: Tape, kept: Iterable[str]) -> Passes:
         recompute=tuple(recompute),
         backward=_hold_to_the_end(backward, unused & set(tape.sizes)),
         gradient_of=gradients,
+    )
+
+
+def checkpointed_apart(tape: Tape) -> Passes:
+    """Each submodule of a block (norms, attention, MLP) under a checkpoint of its own.
+
+    All their inputs are kept, and each is recomputed within backward, just before its own.
+    """
+    regions = {
+        name: [index for index, op in enumerate(tape.ops) if op.submodule == name]
+        for name in dict.fromkeys(op.submodule for op in tape.ops if op.submodule)
+    }
+    again = {i: _recomputation(tape, r, set()) for r in regions.values() for i in r[-1:]}
+    backward, gradients = _backward(tape.ops, {}, {}, again)
+    return Passes(
+        forward=_forward(tape.ops), recompute=(), backward=backward, gradient_of=gradients
     )
 
 
@@ -205,20 +224,33 @@ def selected(ops: Sequence[Op]) -> set[str]:
     return {name for op in (*mms, *attention) for name in op.outputs}
 
 
-def _forward(ops: Sequence[Op]) -> tuple[tuple[int, Step], ...]:
+def _forward(ops: Sequence[Op]) -> Steps:
     return tuple((index, step) for index, op in enumerate(ops) for step in op.forward)
 
 
-def _early_stop(ops: Sequence[Op]) -> int:
-    last = max((i for i, op in enumerate(ops) if op.saves), default=0)
+def _recomputation(tape: Tape, region: Sequence[int], kept: set[str]) -> Again:
+    """The steps that run the ops of ``region`` again, and the new names of what they make."""
+    choose = _needed_again if tape.compiled else _until_early_stop
+    renamed: dict[str, str] = {}
+    steps: list[tuple[int, Step]] = []
+    for index in choose(tape.ops, region, kept):
+        op = tape.ops[index]
+        if not kept.issuperset(op.outputs):
+            renamed |= {name: name + AGAIN for name in op.outputs}
+            steps += [(index, _rename(step, renamed)) for step in op.forward]
+    return steps, renamed
+
+
+def _until_early_stop(ops: Sequence[Op], region: Sequence[int], kept: set[str]) -> list[int]:
+    last = max((i for i in region if ops[i].saves), default=region[0])
     saves_own_output = not set(ops[last].saves).isdisjoint(ops[last].outputs)
-    return last + 1 if saves_own_output else last
+    return [i for i in region if i < last or (i == last and saves_own_output)]
 
 
-def _needed_again(ops: Sequence[Op], kept: set[str]) -> list[int]:
-    needed = {name for op in ops for name in op.saves} - kept
+def _needed_again(ops: Sequence[Op], region: Sequence[int], kept: set[str]) -> list[int]:
+    needed = {name for i in region for name in ops[i].saves} - kept
     chosen = []
-    for index in reversed(range(len(ops))):
+    for index in reversed(region):
         if not needed.isdisjoint(ops[index].outputs):
             chosen.append(index)
             needed |= set(ops[index].inputs) - kept
@@ -242,15 +274,21 @@ def _cheap_to_recompute(tape: Tape) -> dict[str, Op]:
 class _Backward:
     """Walks the ops in reverse and keeps track of which buffer holds which gradient."""
 
-    def __init__(self, renamed: Mapping[str, str], again: Mapping[str, Op]) -> None:
+    def __init__(
+        self, renamed: Mapping[str, str], again: Mapping[str, Op], regions: Mapping[int, Again]
+    ) -> None:
         self.renamed = dict(renamed)
         self.again = again
+        self.regions = regions
         self.gradients: dict[str, str] = {}
         self.contributions: Counter[str] = Counter()
         self.steps: list[tuple[int, Step]] = []
 
     def differentiate(self, index: int, op: Op) -> None:
         """Append the backward of ``op``, whose last kernel is still covered by all it has saved."""
+        if index in self.regions:
+            steps, self.renamed = self.regions[index]
+            self.steps += steps
         written = dict.fromkeys(n for step in op.backward for n in step.writes if _is_grad(n))
         second = [name for name in written if name.removeprefix(GRAD) in self.gradients]
         self.contributions.update(second)
@@ -297,13 +335,16 @@ class _Backward:
 
 
 def _backward(
-    ops: Sequence[Op], renamed: Mapping[str, str], again: Mapping[str, Op]
-) -> tuple[tuple[tuple[int, Step], ...], dict[str, str]]:
-    walk = _Backward(renamed, again)
+    ops: Sequence[Op],
+    renamed: Mapping[str, str],
+    again: Mapping[str, Op],
+    regions: Mapping[int, Again] | None = None,
+) -> tuple[Steps, dict[str, str]]:
+    walk = _Backward(renamed, again, regions or {})
     for index in reversed(range(len(ops))):
         walk.differentiate(index, ops[index])
-    known = {walk.renamed.get(t, t): buffer for t, buffer in walk.gradients.items()}
-    return tuple(walk.steps), known
+    again_too = {name + AGAIN: buffer for name, buffer in walk.gradients.items()}
+    return tuple(walk.steps), walk.gradients | again_too
 
 
 def _is_grad(name: str) -> bool:
@@ -319,9 +360,7 @@ def _rename(step: Step, names: Mapping[str, str]) -> Step:
     )
 
 
-def _hold_to_the_end(
-    steps: tuple[tuple[int, Step], ...], names: Iterable[str]
-) -> tuple[tuple[int, Step], ...]:
+def _hold_to_the_end(steps: Steps, names: Iterable[str]) -> Steps:
     """The cache of selective checkpointing holds what it saved in vain until backward is over."""
     index, last = steps[-1]
     return (*steps[:-1], (index, replace(last, keeps=(*last.keeps, *sorted(names)))))
