@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from fsdpsim.scenario.hints import other_runtime
+from fsdpsim.scenario.keys import set_key, split_key
 from fsdpsim.scenario.runtimes import Ddp, Fsdp1, Fsdp2, Textbook
 from fsdpsim.scenario.schema import Scenario
 
@@ -58,13 +59,14 @@ def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) 
     :class:`ScenarioError` with every fault at once.
     """
     if isinstance(source, Mapping):
-        return _validate(dict(source), "scenario", Path(), overrides)
+        return validate(apply_overrides(dict(source), overrides, "scenario"), "scenario", Path())
     return read_scenario(Path(source), overrides)
 
 
 def read_scenario(path: Path, overrides: Iterable[str] = ()) -> Scenario:
     """Read a scenario file. Raises :class:`ScenarioError`."""
-    return _validate(_read_toml(path), str(path), path.parent, overrides)
+    data = apply_overrides(_read_toml(path), overrides, str(path))
+    return validate(data, str(path), path.parent)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -96,29 +98,12 @@ def apply_overrides(data: dict[str, Any], overrides: Iterable[str], source: str)
         key, equals, text = override.partition("=")
         if not equals or not key.strip():
             raise ScenarioError(source, [Problem("--set", f"{override!r} is not key=value")])
-        data = set_key(data, split_key(key, source), _toml_value(text.strip()))
+        try:
+            path = split_key(key)
+        except ValueError:
+            raise ScenarioError(source, [Problem(key, "is not a dotted key")]) from None
+        data = set_key(data, path, _toml_value(text.strip()))
     return data
-
-
-def split_key(key: str, source: str = "scenario") -> list[str]:
-    """``fsdp.overrides."blocks.3".unit`` -> its parts; quotes protect dots, as in TOML."""
-    try:
-        parts, node = [], tomllib.loads(f"{key.strip()} = 0")
-    except tomllib.TOMLDecodeError:
-        raise ScenarioError(source, [Problem(key, "is not a dotted key")]) from None
-    while isinstance(node, dict):
-        name, node = next(iter(node.items()))
-        parts.append(name)
-    return parts
-
-
-def set_key(data: Mapping[str, Any], path: list[str], value: Any) -> dict[str, Any]:
-    """A copy of ``data`` with the key at ``path`` set."""
-    head, *rest = path
-    if rest:
-        inner = data.get(head)
-        value = set_key(inner if isinstance(inner, Mapping) else {}, rest, value)
-    return {**data, head: value}
 
 
 def _toml_value(text: str) -> Any:
@@ -130,13 +115,16 @@ def _toml_value(text: str) -> Any:
         )
 
 
-def _validate(data: dict[str, Any], source: str, base: Path, overrides: Iterable[str]) -> Scenario:
-    data = apply_overrides(data, overrides, source)
+def validate(data: dict[str, Any], source: str, base: Path) -> Scenario:
+    """The scenario that ``data`` describes; ``base`` is where relative paths in it start.
+
+    A table may be one that is validated already. Raises :class:`ScenarioError`.
+    """
     try:
         scenario = Scenario.model_validate(data, context={"base": base})
     except ValidationError as error:
         raise ScenarioError(source, problems_of(error, data)) from None
-    scenario._source = source
+    scenario._source, scenario._tables, scenario._base = source, data, base
     return scenario
 
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
+from pydantic import PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from fsdpsim.allocator import AllocatorSettings
 from fsdpsim.hardware import Hardware
 from fsdpsim.model import ModelConfig, read_model_config
 from fsdpsim.scenario.runtimes import Ddp, Fsdp1, Fsdp2, FsdpTable, Table, Textbook
+from fsdpsim.scenario.sweep_table import SweepTable, check_keys
 from fsdpsim.scenario.workload_tables import Training, Workload
 
 HYBRID_STRATEGIES = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
@@ -29,9 +30,11 @@ class Scenario(Table):
     hardware: Hardware | None = None
     """Left out, a [workload] runs on a device of unlimited memory."""
     allocator: AllocatorSettings = AllocatorSettings()
-    sweep: Mapping[str, Any] | None = Field(default=None)
-    """Keys to vary; used by ``fsdpsim sweep`` only."""
+    sweep: SweepTable | None = None
+    """Keys to vary; used by ``fsdpsim sweep`` and ``tune`` only."""
     _source: str = PrivateAttr(default="scenario")
+    _tables: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _base: Path = PrivateAttr(default_factory=Path)
 
     @field_validator("model", mode="before")
     @classmethod
@@ -39,6 +42,13 @@ class Scenario(Table):
         if not isinstance(value, Mapping):
             return value
         return read_model_config(value, Path((info.context or {}).get("base", ".")))
+
+    @field_validator("sweep")
+    @classmethod
+    def _sweeps_known_keys(cls, value: SweepTable | None, info: ValidationInfo) -> Any:
+        if value is not None:
+            check_keys(value, cls, type(info.data["fsdp"]) if "fsdp" in info.data else None)
+        return value
 
     @model_validator(mode="after")
     def _one_kind_of_work(self) -> Scenario:
@@ -79,6 +89,16 @@ class Scenario(Table):
     def source(self) -> str:
         """The file that it was read from, as given."""
         return self._source
+
+    @property
+    def tables(self) -> Mapping[str, Any]:
+        """What the file says, overrides included, before defaults and units."""
+        return self._tables or self.model_dump(exclude_unset=True)
+
+    @property
+    def base(self) -> Path:
+        """The directory that relative paths in :attr:`tables` start from."""
+        return self._base
 
     @property
     def name(self) -> str:
