@@ -26,6 +26,8 @@ class CollectiveSummary:
 
     count: int
     bytes_sent_per_rank: float
+    bytes_sent_between_nodes_per_rank: float
+    """Of these, what belongs to groups that span nodes: the traffic that can load the network."""
     time_s: float
     exposed_s: float
     """Time in which it ran and no compute kernel did."""
@@ -126,6 +128,11 @@ class Result:
                 found[kind] = CollectiveSummary(
                     count=len(ops),
                     bytes_sent_per_rank=sum(self.bytes_sent(op) for op in ops),
+                    bytes_sent_between_nodes_per_rank=sum(
+                        self.bytes_sent(op)
+                        for op in ops
+                        if self.costs.groups[op.collective.group].nodes > 1
+                    ),
                     time_s=sum(op.seconds for op in ops),
                     exposed_s=total(subtract(self.busy(ops), self.compute_busy)),
                 )
