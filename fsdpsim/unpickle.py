@@ -120,8 +120,7 @@ class _Machine:
                 code = data[start]
                 self.position = start + 1
                 if code == _STOP:
-                    (value,) = self.stack if not self.marks else ()
-                    return value
+                    return self.result()
                 handlers[code](self)
         except PickleFileError as error:
             raise PickleFileError(f"{error} at byte {start}") from None
@@ -132,6 +131,12 @@ class _Machine:
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             raise PickleFileError(f"malformed pickle at byte {start}") from None
         raise PickleFileError(f"more than {MAX_INSTRUCTIONS} instructions")
+
+    def result(self) -> Any:
+        (value,) = self.stack
+        if self.marks:
+            raise PickleFileError("malformed pickle: an open mark")
+        return value
 
     # ---------------------------------------------------------------- arguments
 
