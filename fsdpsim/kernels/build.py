@@ -6,15 +6,16 @@ kernels that produce the gradient of a parameter, which they name, exist per blo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 from fsdpsim.kernels import blocks, tape
 from fsdpsim.kernels.blocks import Batch, X
-from fsdpsim.kernels.lifetimes import Edges, PartKernels, cut, fuse, lay_out, needed_in_backward
+from fsdpsim.kernels.frozen import prune, requires_grad
+from fsdpsim.kernels.lifetimes import Edges, PartKernels, cut, fuse, lay_out
 from fsdpsim.kernels.loss import LOSS
-from fsdpsim.kernels.tape import Passes, Tape
+from fsdpsim.kernels.tape import Op, Passes, Tape
 from fsdpsim.model.config import ModelConfig
 from fsdpsim.model.modules import HEAD, block_path, flops_per_token
 from fsdpsim.model.wrap import ROOT, Wrapping
@@ -32,8 +33,15 @@ class _Stretch:
     """Put before the names of modules and parameters."""
     tape: Tape
     passes: Passes
-    x: str
-    y: str
+    x: str = ""
+    x_requires_grad: bool = False
+    y: str = ""
+
+    @property
+    def holds_input(self) -> bool:
+        """Whether the stretch before must keep x until its own backward."""
+        later = (*self.passes.recompute, *self.passes.backward)
+        return self.x_requires_grad and any(self.x in step.touches for _, step in later)
 
 
 def build_workload(
@@ -87,7 +95,8 @@ def build_workload(
         repeat_kv=repeat_kv,
     )
     end = blocks.tail(config, batch, chunks=chunked_loss, compiled=compile_loss)
-    stretches = tuple(_stretches(config, batch, activation_checkpointing, end))
+    frozen = {p.name for unit in wrapping.units for p in unit.params if not p.requires_grad}
+    stretches = tuple(_stretches(config, batch, activation_checkpointing, end, frozen))
     return Workload(
         units=wrapping.units,
         parts=tuple(_parts(stretches, wrapping)),
@@ -115,76 +124,99 @@ def _check(config: ModelConfig, seq_len: int, dtype: str, *, in_pieces: bool) ->
 
 
 def _stretches(
-    config: ModelConfig, batch: Batch, checkpointing: Checkpointing, end: Tape
+    config: ModelConfig, batch: Batch, checkpointing: Checkpointing, end: Tape, frozen: set[str]
 ) -> Iterator[_Stretch]:
     table, y = blocks.embedding(config, batch)
-    yield _Stretch(name="embed", prefix="", tape=table, passes=tape.plain(table), x="", y=y)
-    body, y = blocks.block(config, batch)
-    plain = tape.compiled(body) if batch.compiled else tape.plain(body)
-    saving, every = _checkpointed(body, checkpointing)
+    table = prune(table, frozen, "", x_requires_grad=False)
+    yield _Stretch(name="embed", prefix="", tape=table, passes=tape.plain(table), y=y)
+    trained = requires_grad(table, y)
+    variant = _Variants(config, batch, checkpointing)
     for i in range(config.num_hidden_layers):
-        checkpoint = saving is not None and (i + 1) % every == 0
+        prefix = f"{block_path(config)}.{i}."
+        local = frozenset(n.removeprefix(prefix) for n in frozen if n.startswith(prefix))
+        body, passes = variant(i, local, trained)
         yield _Stretch(
             name=f"layers.{i}",
-            prefix=f"{block_path(config)}.{i}.",
+            prefix=prefix,
             tape=body,
-            passes=saving if saving is not None and checkpoint else plain,
+            passes=passes,
             x=X,
-            y=y,
+            x_requires_grad=trained,
+            y=variant.y,
         )
+        trained = requires_grad(body, variant.y)
+    end = prune(end, frozen, X, x_requires_grad=trained)
     passes = tape.compiled(end) if end.compiled else tape.plain(end)
-    yield _Stretch(name="head", prefix="", tape=end, passes=passes, x=X, y="")
+    yield _Stretch(name="head", prefix="", tape=end, passes=passes, x=X, x_requires_grad=trained)
 
 
-def _checkpointed(body: Tape, checkpointing: Checkpointing) -> tuple[Passes | None, int]:
-    """The passes of a checkpointed block, and that every how manieth block is one."""
-    if checkpointing == "none":
-        return None, 1
-    if checkpointing == "full":
-        return tape.checkpointed(body, ()), 1
-    if checkpointing == "submodules":
-        return tape.checkpointed_apart(body), 1
-    if checkpointing == "selective":
-        return tape.checkpointed(body, tape.selected(body.ops)), 1
+class _Variants:
+    """The passes of a block, worked out once for each kind of block."""
+
+    def __init__(self, config: ModelConfig, batch: Batch, checkpointing: Checkpointing) -> None:
+        self.body, self.y = blocks.block(config, batch)
+        self.plain = tape.compiled if batch.compiled else tape.plain
+        self.checkpointed, self.every = _policy(checkpointing)
+        self.known: dict[tuple[frozenset[str], bool, bool], tuple[Tape, Passes]] = {}
+
+    def __call__(
+        self, index: int, frozen: frozenset[str], x_requires_grad: bool
+    ) -> tuple[Tape, Passes]:
+        saving = (index + 1) % self.every == 0
+        key = (frozen, x_requires_grad, saving)
+        if key not in self.known:
+            body = prune(self.body, frozen, X, x_requires_grad=x_requires_grad)
+            run = self.checkpointed if saving and self.checkpointed else self.plain
+            self.known[key] = body, run(body)
+        return self.known[key]
+
+
+def _policy(checkpointing: Checkpointing) -> tuple[Callable[[Tape], Passes] | None, int]:
+    """How a checkpointed block runs, and that every how manieth block is one."""
+    if isinstance(checkpointing, str) and checkpointing in _POLICIES:
+        return _POLICIES[checkpointing], 1
     every = checkpointing.get("every") if isinstance(checkpointing, Mapping) else None
     if not isinstance(every, int) or isinstance(every, bool) or every < 1 or len(checkpointing) > 1:
+        names = ", ".join(f'"{name}"' for name in _POLICIES)
         raise ValueError(
             f"activation_checkpointing = {checkpointing!r} is not known; "
-            'use "none", "selective", "submodules", "full" or { every = k }'
+            f"use {names} or {{ every = k }}"
         )
-    return tape.checkpointed(body, ()), every
+    return _POLICIES["full"], every
+
+
+_POLICIES: dict[str, Callable[[Tape], Passes] | None] = {
+    "none": None,
+    "selective": lambda body: tape.checkpointed(body, tape.selected(body.ops)),
+    "submodules": tape.checkpointed_apart,
+    "full": lambda body: tape.checkpointed(body, ()),
+}
 
 
 def _parts(stretches: Sequence[_Stretch], wrapping: Wrapping) -> Iterator[Part]:
     lay_out_once = _LayOut()
     names: set[str] = set()
-    held = [*(_needs_input(stretch) for stretch in stretches[1:]), False]
+    held = [*(stretch.holds_input for stretch in stretches[1:]), False]
     for stretch, y_held in zip(stretches, held, strict=True):
         groups = _groups(stretch, wrapping)
-        part_of = tuple(n for n, (_, owners) in enumerate(groups) for _ in owners)
+        part_of = tuple(n for n, (_, ops) in enumerate(groups) for _ in ops)
         made = lay_out_once(stretch, part_of, y_held)
         region = stretch.name if stretch.passes.recompute and len(groups) > 1 else ""
-        for (unit, owners), kernels in zip(groups, made, strict=True):
-            name = _name(stretch, unit, owners, len(groups), names)
+        for (unit, ops), kernels in zip(groups, made, strict=True):
+            name = _name(stretch, unit, ops, len(groups), names)
             names.add(name)
-            yield _part(name, unit, stretch.prefix, kernels, region)
+            yield _part(name, unit, stretch.prefix, ops, kernels, region)
 
 
-def _needs_input(stretch: _Stretch) -> bool:
-    segments = cut(stretch.passes, (0,) * len(stretch.tape.ops))
-    return needed_in_backward(segments, stretch.x)
+def _groups(stretch: _Stretch, wrapping: Wrapping) -> list[tuple[str, list[Op]]]:
+    """Runs of ops of one unit, with the unit's name. The loss is a run of its own."""
 
-
-def _groups(stretch: _Stretch, wrapping: Wrapping) -> list[tuple[str, list[str]]]:
-    """Runs of ops of one unit: (unit, owner of each op). The loss is a run of its own."""
-
-    def key(owner: str) -> tuple[str, bool]:
-        if owner == LOSS:
+    def key(op: Op) -> tuple[str, bool]:
+        if op.owner == LOSS:
             return ROOT, True
-        return wrapping.unit_of[f"{stretch.prefix}{owner}"], False
+        return wrapping.unit_of[f"{stretch.prefix}{op.owner}"], False
 
-    owners = (op.owner for op in stretch.tape.ops)
-    return [(unit, list(group)) for (unit, _), group in groupby(owners, key)]
+    return [(unit, list(group)) for (unit, _), group in groupby(stretch.tape.ops, key)]
 
 
 class _LayOut:
@@ -204,33 +236,33 @@ class _LayOut:
 
 def _laid_out(stretch: _Stretch, part_of: tuple[int, ...], y_held: bool) -> tuple[PartKernels, ...]:
     segments = cut(stretch.passes, part_of)
-    x_held = needed_in_backward(segments, stretch.x)
-    edges = Edges(x=stretch.x, y=stretch.y, x_held=x_held, y_held=y_held)
+    edges = Edges(x=stretch.x, y=stretch.y, x_held=stretch.holds_input, y_held=y_held)
     gradient_of = stretch.passes.gradient_of
     if stretch.tape.compiled:
         segments = fuse(segments, stretch.tape, gradient_of, edges)
     return lay_out(stretch.tape, segments, gradient_of, edges)
 
 
-def _name(stretch: _Stretch, unit: str, owners: Sequence[str], parts: int, taken: set[str]) -> str:
-    if owners[-1] == LOSS:
+def _name(stretch: _Stretch, unit: str, ops: Sequence[Op], parts: int, taken: set[str]) -> str:
+    if ops[-1].owner == LOSS:
         return LOSS
     if unit != ROOT and unit not in taken and (parts > 1 or unit == stretch.name):
         return unit
-    if parts == 1 or owners[-1] == HEAD:
+    if parts == 1 or ops[-1].owner == HEAD:
         return stretch.name
-    return f"{stretch.name}.{owners[0]}"
+    return f"{stretch.name}.{ops[0].owner}"
 
 
-def _part(name: str, unit: str, prefix: str, kernels: PartKernels, region: str) -> Part:
-    backward = tuple(_named(kernel, prefix) for kernel in kernels.backward)
+def _part(
+    name: str, unit: str, prefix: str, ops: Sequence[Op], kernels: PartKernels, region: str
+) -> Part:
     return Part(
         name=name,
         unit=unit,
         forward=kernels.forward,
         recompute=kernels.recompute,
-        backward=backward,
-        params=tuple(dict.fromkeys(p for kernel in backward for p in kernel.gradients)),
+        backward=tuple(_named(kernel, prefix) for kernel in kernels.backward),
+        params=tuple(prefix + param for op in ops for param in op.params),
         region=region,
     )
 

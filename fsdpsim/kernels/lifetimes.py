@@ -92,11 +92,6 @@ def cut(passes: Passes, part_of: Sequence[int]) -> tuple[Segment, ...]:
     return tuple(segment for segment in found if segment.steps)
 
 
-def needed_in_backward(segments: Sequence[Segment], name: str) -> bool:
-    """Whether recompute or backward uses a buffer."""
-    return any(name in s.touches for g in segments if g.phase != FORWARD for s in g.steps)
-
-
 def lay_out(
     tape: Tape, segments: Sequence[Segment], gradient_of: Mapping[str, str], edges: Edges
 ) -> tuple[PartKernels, ...]:
@@ -163,17 +158,23 @@ class _Planner:
         for at, step in self._positions():
             for name in step.touches:
                 lives.setdefault(name, _Life(at, at)).last = at
-        x, y = self.edges.x, self.edges.y
-        backward = next(i for i, g in enumerate(self.segments) if g.phase == BACKWARD)
-        if y:
-            lives[y].last = (backward, 0) if self.edges.y_held else self._end_of_forward()
-            lives[self.gradient_of[y]].first = (backward, 0)
-        if x:
-            lives[self.gradient_of[x]].last = self._last_step(len(self.segments) - 1)
-            lives[x].first = (0, 0)
-            if self.edges.x_held:
-                del lives[x]
+        self._meet_neighbours(lives)
         return lives
+
+    def _meet_neighbours(self, lives: dict[str, _Life]) -> None:
+        """The input is there from the start, the output to the end; so are, in turn, gradients."""
+        x, y = self.edges.x, self.edges.y
+        backward = [i for i, g in enumerate(self.segments) if g.phase == BACKWARD]
+        if y:
+            lives[y].last = (backward[0], 0) if self.edges.y_held else self._end_of_forward()
+        if y in self.gradient_of:
+            lives[self.gradient_of[y]].first = (backward[0], 0)
+        if x in self.gradient_of:
+            lives[self.gradient_of[x]].last = self._last_step(backward[-1])
+        if self.edges.x_held:
+            del lives[x]
+        elif x:
+            lives[x].first = (0, 0)
 
     def _positions(self) -> Iterator[tuple[At, Step]]:
         for index, segment in enumerate(self.segments):
@@ -197,6 +198,9 @@ class _Planner:
             if not self._is_held(life):
                 continue
             end = self._home(life)
+            if end is None:
+                self._adopt(name, life)
+                continue
             gradient = self._entering_gradient(name, end[0])
             if gradient is not None and (gradient, end[0]) not in standing_in:
                 standing_in.add((gradient, end[0]))
@@ -204,14 +208,26 @@ class _Planner:
             self.plan.live(name, life.first, end)
         return standing_in
 
-    def _home(self, life: _Life) -> At:
-        """The last use, or the step of the part that made it which comes next, or its last one."""
+    def _home(self, life: _Life) -> At | None:
+        """The last use, or the step of the part that made it which comes next, or its last one.
+
+        None when the part that made it does not run again.
+        """
         home = self.segments[life.first[0]].part
         if self.segments[life.last[0]].part == home:
             return life.last
         ours = [i for i, segment in enumerate(self.segments) if segment.part == home]
         later = [(i, 0) for i in ours if i > life.last[0]]
-        return later[0] if later else self._last_step(ours[-1])
+        if later:
+            return later[0]
+        return self._last_step(ours[-1]) if self.segments[ours[-1]].phase != FORWARD else None
+
+    def _adopt(self, name: str, life: _Life) -> None:
+        """The part that needs it last owns it, when the one that made it has no backward."""
+        self.plan.live(name, life.first, self._last_step(life.first[0]))
+        user = self.segments[life.last[0]].part
+        ours = (i for i, segment in enumerate(self.segments) if segment.part == user)
+        self.plan.live(name, (next(ours), 0), life.last)
 
     def _entering_gradient(self, name: str, segment: int) -> str | None:
         """The gradient of a tensor that comes into ``segment`` as the tensor itself goes."""

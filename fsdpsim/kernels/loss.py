@@ -46,7 +46,10 @@ def _pieces(tape: Tape, logits: str, chunks: int) -> list[tuple[str, int]]:
     pieces = [(f"{logits}.{i}", count * row) for i, count in enumerate(counts)]
     tape.sizes |= dict(pieces)
     gradients = tuple(d(name) for name, _ in pieces)
-    tape.add(backward=(Step(name="loss.cat_grads", reads=gradients, writes=(d(logits),)),))
+    tape.add(
+        backward=(Step(name="loss.cat_grads", reads=gradients, writes=(d(logits),)),),
+        views=tuple((logits, name) for name, _ in pieces),
+    )
     return pieces
 
 

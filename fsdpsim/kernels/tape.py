@@ -68,8 +68,12 @@ class Op:
     """Inputs and outputs that autograd keeps for backward."""
     passes: tuple[tuple[str, str], ...] = ()
     """(input, output) pairs with one gradient: additions, which run no backward kernel."""
+    views: tuple[tuple[str, str], ...] = ()
+    """(tensor, slice of it) pairs; a slice takes no memory, but its gradient does."""
     policy: str = ""
     """``mm`` or ``attention``: what selective checkpointing looks at."""
+    params: tuple[str, ...] = ()
+    """Parameters that it uses, named relative to the block."""
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -78,9 +82,9 @@ class Op:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Buffers from other ops that forward reads."""
+        """Buffers from other ops that forward uses."""
         mine = set(self.outputs)
-        reads = dict.fromkeys(name for step in self.forward for name in step.reads)
+        reads = dict.fromkeys(n for step in self.forward for n in (*step.reads, *step.keeps))
         return tuple(name for name in reads if name not in mine)
 
     @property
@@ -130,6 +134,7 @@ class Tape:
         backward: tuple[Step, ...] = (),
         saves: tuple[str, ...] = (),
         passes: tuple[tuple[str, str], ...] = (),
+        views: tuple[tuple[str, str], ...] = (),
         policy: str = "",
     ) -> None:
         """Append an op that belongs to the current owner."""
@@ -140,7 +145,9 @@ class Tape:
                 backward=backward,
                 saves=saves,
                 passes=passes,
+                views=views,
                 policy=policy,
+                params=tuple(name for step in backward for name in step.gradients),
             )
         )
 
@@ -362,5 +369,7 @@ def _rename(step: Step, names: Mapping[str, str]) -> Step:
 
 def _hold_to_the_end(steps: Steps, names: Iterable[str]) -> Steps:
     """The cache of selective checkpointing holds what it saved in vain until backward is over."""
+    if not steps:
+        return steps
     index, last = steps[-1]
     return (*steps[:-1], (index, replace(last, keeps=(*last.keeps, *sorted(names)))))
