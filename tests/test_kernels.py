@@ -184,7 +184,7 @@ def freeze(wrapping: Wrapping, pattern: str) -> Wrapping:
 # ---- laws
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(workloads())
 def test_all_that_is_allocated_is_freed_once(workload: Workload) -> None:
     memory = Memory(workload).run()
@@ -192,7 +192,7 @@ def test_all_that_is_allocated_is_freed_once(workload: Workload) -> None:
     assert memory.level == 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(workloads())
 def test_backward_produces_every_gradient(workload: Workload) -> None:
     made = Counter(n for k in all_kernels(workload, "backward") for n in k.gradients)
@@ -206,7 +206,7 @@ def test_backward_produces_every_gradient(workload: Workload) -> None:
         assert {p.name for p in unit.params} >= set(part.params or ())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(workloads())
 def test_merged_kernels_keep_seconds_bytes_and_peaks(workload: Workload) -> None:
     def seconds(kernel: Kernel) -> float:
@@ -249,7 +249,7 @@ def test_cutting_a_block_into_units_changes_neither_work_nor_saved_activations(
     assert len(results) == 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(workloads())
 def test_matmuls_state_their_flops(workload: Workload) -> None:
     for kernel in all_kernels(workload):
