@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -92,7 +93,9 @@ def _parts(
     owners = _owners(row, names)
     for name in names:
         again = training.activation_checkpointing != "none" and _covered(table, row["name"], name)
-        yield _part(name, row, forward, backward, owners[name], checkpointed=again)
+        part = _part(name, row, forward, backward, owners[name], checkpointed=again)
+        region = next((f"{i}" for i, r in enumerate(table.checkpoint_regions) if name in r), "")
+        yield replace(part, region=region)
 
 
 def _covered(table: WorkloadTable, unit: str, part: str) -> bool:

@@ -35,12 +35,18 @@ def _round_up(value: int, multiple: int) -> int:
 
 
 def flat_parameter(
-    params: Iterable[Param], factor: int, *, compute_dtype: str, use_orig_params: bool
+    params: Iterable[Param],
+    factor: int,
+    *,
+    compute_dtype: str,
+    use_orig_params: bool,
+    group: int | None = None,
 ) -> ShardedSize:
     """FSDP1's flat parameter over ``factor`` ranks.
 
     Without ``use_orig_params`` only the tail is padded, and the gradient is not. With it, each
-    parameter but the first starts at a multiple of 16 bytes and the whole is padded to ``factor``.
+    parameter but the first starts at a multiple of 16 bytes and the whole is padded to the size of
+    the process group (``group``; by default ``factor``, but NO_SHARD shards nothing over its own).
     """
     if not use_orig_params:
         numel = sum(p.numel for p in params)
@@ -49,7 +55,7 @@ def flat_parameter(
     numel = 0
     for param in params:
         numel = _round_up(numel, alignment) + param.numel
-    numel = _round_up(numel, factor)
+    numel = _round_up(numel, group or factor)
     return ShardedSize(numel, numel, factor)
 
 

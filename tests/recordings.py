@@ -46,20 +46,20 @@ def _call_order(recording: Recording) -> list[str]:
 
 
 def _block_names(recording: Recording) -> list[str]:
-    """Blocks by what ran: of units, or of parts where one unit holds them all."""
+    """The model's blocks: units of their own, or parts of the root."""
     units = [u["name"] for u in recording["units"] if u["name"].startswith("blocks.")]
-    events = recording["iterations"][0]
-    parts = [e["part"] for e in events if e.get("part", "").startswith("blocks.")]
-    return units or list(dict.fromkeys(parts))
+    params = [p["name"].split(".") for u in recording["units"] for p in u["params"]]
+    return units or list(dict.fromkeys(f"blocks.{n[1]}" for n in params if n[0] == "blocks"))
 
 
 def _workload(
     recording: Recording, order: list[str], durations: dict[tuple[str, str], float]
 ) -> dict[str, Any]:
     names = {unit["name"] for unit in recording["units"]}
+    every_part = dict.fromkeys([*order, *_block_names(recording)])
     units = []
     for unit in recording["units"]:
-        parts = [p for p in dict.fromkeys(order) if (p if p in names else "root") == unit["name"]]
+        parts = [p for p in every_part if (p if p in names else "root") == unit["name"]]
         params = [
             {key: p[key] for key in ("name", "shape", "dtype", "requires_grad")}
             for p in unit["params"]

@@ -73,6 +73,8 @@ class Workload(Table):
     checkpointed: tuple[str, ...] | None = None
     """Parts that activation checkpointing covers (names may hold ``*``). Default: all but the
     root's."""
+    checkpoint_regions: tuple[tuple[str, ...], ...] = ()
+    """Groups of consecutive parts that are recomputed together; default: each part by itself."""
     calls: tuple[str, ...] = ()
     """Order in which forward calls the parts; a part may come twice or not at all."""
 

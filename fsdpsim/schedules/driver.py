@@ -158,7 +158,7 @@ class TrainingStep:
 
     def _forward_kernels(self, call: PartCall, *, recompute: bool) -> None:
         with self.program.for_unit(call.unit.name):
-            fields = _fields(call) | ({"recompute": True} if recompute else {})
+            fields = _part_field(call) | {"recompute": True} if recompute else _fields(call)
             self.program.mark("forward_begin", **fields)
             kernels = call.part.recompute if recompute else call.part.forward
             kind = "recompute" if recompute else "forward"
@@ -251,13 +251,12 @@ def _trained(call: PartCall) -> tuple[Param, ...]:
     )
 
 
+def _part_field(call: PartCall) -> dict[str, Any]:
+    return {"part": call.part.name} if call.part.name != call.unit.name else {}
+
+
 def _fields(call: PartCall) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    if call.part.name != call.unit.name:
-        fields["part"] = call.part.name
-    if call.call:
-        fields["call"] = call.call
-    return fields
+    return _part_field(call) | ({"call": call.call} if call.call else {})
 
 
 def _region_key(numbered: tuple[int, ModuleCall]) -> str | int:

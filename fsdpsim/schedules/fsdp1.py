@@ -67,6 +67,7 @@ class Fsdp1Runtime(Runtime):
             self.shard_factor if self.sharded else 1,
             compute_dtype=param_dtype,
             use_orig_params=self.settings.use_orig_params,
+            group=self.shard_factor if self.sharded else self.scenario.world_size,
         )
         return FlatParamHandle(unit, size, orig, param_dtype, reduce_dtype)
 
@@ -279,8 +280,14 @@ class Fsdp1Runtime(Runtime):
             event = program.record_event(COMPUTE)
             phase = "backward" if self.in_backward else "forward"
             self.free_events.append(FreeEvent(event, handle.unit.name, phase))
-        handle.points_to_unsharded = False
+        handle.points_to_unsharded = self._skip_sharded_views(handle)
         handle.prefetched = False
+
+    def _skip_sharded_views(self, handle: FlatParamHandle) -> bool:
+        """With original parameters, those that stay unsharded after forward keep their views."""
+        keeps = self.sharded and not self.reshard_after_forward
+        in_forward = handle.training_state == "forward"
+        return self.settings.use_orig_params and keeps and in_forward and self.grad_enabled
 
     # ---- prefetch
 

@@ -112,7 +112,7 @@ class Fsdp2Runtime(Runtime):
 
     def local_numel(self, unit: Unit) -> int:
         """The local shards of trained parameters."""
-        return self.groups[unit.name].reduced.shard
+        return self.groups[unit.name].trained.shard
 
     def begin_microbatch(self, *, last: bool) -> None:
         """The setters for gradient accumulation apply to all micro-batches but the last."""

@@ -12,7 +12,7 @@ from fsdpsim.memory import Buffer
 from fsdpsim.program import COMPUTE, Event
 from fsdpsim.schedules.autograd import Node
 from fsdpsim.schedules.runtime import Runtime
-from fsdpsim.sharding import ShardedSize, padded_numel
+from fsdpsim.sharding import ShardedSize, padded_numel, per_parameter
 from fsdpsim.workload import Param, Unit, nbytes
 
 
@@ -38,8 +38,8 @@ class ParamGroup:
 
     unit: Unit
     size: ShardedSize
-    reduced: ShardedSize
-    """Only the parameters that are trained: what is reduce-scattered."""
+    trained: ShardedSize
+    """Only the parameters that are trained."""
     orig_dtype: str
     param_dtype: str
     reduce_dtype: str
@@ -47,6 +47,8 @@ class ParamGroup:
     """Ranks that keep a shard after forward: None keeps the parameters unsharded."""
     state: str = "sharded"
     training_state: str = "idle"
+    reduced: ShardedSize = ShardedSize(0, 0, 1)
+    """Only the parameters of the latest reduction."""
     gather: int | None = None
     """The number of the latest gathering, for its buffers."""
     all_gather_result: AllGatherResult | None = None
@@ -180,6 +182,10 @@ class Gradients:
     def reduce(self, group: ParamGroup, *, all_reduce: bool) -> tuple[ReduceScatterState, str]:
         """``foreach_reduce``; returns the input to retain, and the stream that it ends on."""
         program = self.program
+        # Only parameters that were used have a gradient.
+        names = group.grads.keys() | group.accumulated_grads.keys()
+        used = [p for p in group.unit.params if p.name in names]
+        group.reduced = per_parameter(used, group.size.factor)
         reduce_input = self._copy_in(group)
         program.wait_stream("reduce_scatter", COMPUTE)
         with program.on_stream("reduce_scatter"):
