@@ -143,6 +143,30 @@ class Stall:
     iteration: int
 
 
+class MemoryEvent(NamedTuple):
+    """One event of a torch memory snapshot (see :mod:`fsdpsim.snapshot`).
+
+    ``time`` is host seconds; ``address``, ``size`` and ``stream`` are the allocator's; ``buffer`` is
+    what the host was allocating or freeing, which need not be the one at ``address``.
+    """
+
+    time: float
+    action: str
+    address: int
+    size: int
+    stream: object
+    buffer: Buffer
+
+
+class PaidCall(NamedTuple):
+    """A driver call that a cache miss of ``buffer`` made, from ``start`` to ``end`` (host seconds)."""
+
+    call: DriverCall
+    buffer: Buffer
+    start: float
+    end: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oom:
     """The request that could not be served."""
@@ -157,6 +181,7 @@ class GpuMemory:
 
     ``capacity`` bytes can be allocated on a device of ``total`` bytes; ``cuda_malloc`` and
     ``cuda_free`` are host seconds per call. After an out-of-memory ``oom`` holds the report.
+    ``on_event`` is called for each event of a torch memory snapshot.
     """
 
     def __init__(
@@ -167,17 +192,18 @@ class GpuMemory:
         total: int,
         cuda_malloc: float,
         cuda_free: float,
-        on_event: Callable[[str, int, int, object], None] | None = None,
+        on_event: Callable[[MemoryEvent], object] | None = None,
     ) -> None:
         self.allocator = CachingAllocator(
             capacity=capacity,
             total_memory=total,
             device=self,
             settings=settings,
-            on_event=on_event,
+            on_event=self._tell if on_event is not None else None,
         )
         self.samples: list[Sample] = []
         self.stalls: list[Stall] = []
+        self.paid_calls: list[PaidCall] = []
         self.oom: Oom | None = None
         self._seconds = {
             CudaMalloc: cuda_malloc,
@@ -186,6 +212,8 @@ class GpuMemory:
             Unmap: cuda_free,
         }
         self._host: Host | None = None
+        self._buffer: Buffer | None = None
+        self._on_event = on_event
 
     # ---- what the allocator asks of the device
 
@@ -203,11 +231,16 @@ class GpuMemory:
         end = event.end  # type: ignore[attr-defined]
         return end is not None and end <= self._host.env.now
 
+    def _tell(self, action: str, address: int, size: int, stream: object) -> None:
+        assert self._on_event is not None and self._host is not None and self._buffer is not None
+        now = self._host.env.now
+        self._on_event(MemoryEvent(now, action, address, size, stream, self._buffer))
+
     # ---- what the program's memory steps call
 
     def malloc(self, host: Host, buffer: Buffer) -> Process | None:
         """Allocate ``buffer``; a cache miss returns the process that the host waits for."""
-        self._host = host
+        self._host, self._buffer = host, buffer
         buffer.block = self.allocator.malloc_cached(buffer.nbytes, buffer.stream)
         if buffer.block is None:
             return self._grow(host, buffer)
@@ -216,7 +249,7 @@ class GpuMemory:
 
     def free(self, host: Host, buffer: Buffer, record_streams: Sequence[str]) -> None:
         """Free ``buffer`` after ``record_stream`` for the given streams."""
-        self._host = host
+        self._host, self._buffer = host, buffer
         assert buffer.block is not None
         for stream in record_streams:
             self.allocator.record_stream(buffer.block, stream)
@@ -237,7 +270,9 @@ class GpuMemory:
                 raise
             if not isinstance(call, (CudaMalloc, Map)):
                 cause = "alloc_retry"
+            called = host.env.now
             yield from self._pay(host, call)
+            self.paid_calls.append(PaidCall(call, buffer, called, host.env.now))
         if host.env.now > start:
             self.stalls.append(
                 Stall(

@@ -21,7 +21,7 @@ from fsdpsim.kernels import (
     optimizer_kernels,
     optimizer_state_bytes,
 )
-from fsdpsim.memory import GpuMemory
+from fsdpsim.memory import GpuMemory, MemoryEvent
 from fsdpsim.model import form_units
 from fsdpsim.program import Program
 from fsdpsim.result import Result
@@ -43,17 +43,18 @@ RUNTIMES: dict[str, type[Runtime]] = {
     "textbook": TextbookRuntime,
 }
 
-#: Bytes of a device that no [hardware] table describes: more than any scenario asks for.
-UNLIMITED = 1 << 62
+#: Bytes of a device that no [hardware] table describes: more than any scenario asks for, and few
+#: enough for the addresses of expandable ranges to stay below 2**53, as snapshot viewers need.
+UNLIMITED = 1 << 48
 
-MemoryEvent = Callable[[str, int, int, object], None]
+MemoryHook = Callable[[MemoryEvent], object]
 
 
-def simulate(scenario: Scenario, *, on_memory_event: MemoryEvent | None = None) -> Result:
+def simulate(scenario: Scenario, *, on_memory_event: MemoryHook | None = None) -> Result:
     """Simulate ``scenario`` on one rank that stands for all.
 
-    A predicted out-of-memory is a result, not an error. ``on_memory_event`` is called as
-    (action, address, size, stream) for each event of a torch memory snapshot.
+    A predicted out-of-memory is a result, not an error. ``on_memory_event`` is called for
+    each event of a torch memory snapshot.
     """
     costs = build_costs(scenario)
     workload = build_workload(scenario, costs)
@@ -192,7 +193,7 @@ def _optimizer_step(training: Training, numel: int, tensors: int) -> tuple[Kerne
 
 
 def build_memory(
-    scenario: Scenario, program: Program, on_event: MemoryEvent | None = None
+    scenario: Scenario, program: Program, on_event: MemoryHook | None = None
 ) -> GpuMemory:
     """The device's memory as the allocator may use it: total less context and NCCL's buffers."""
     hardware = scenario.device
