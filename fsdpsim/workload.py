@@ -87,6 +87,7 @@ class Part:
 
     name: str
     unit: str
+    """Name of its unit; empty for compute outside the FSDP modules, such as the loss."""
     forward: tuple[Kernel, ...] = ()
     backward: tuple[Kernel, ...] = ()
     recompute: tuple[Kernel, ...] = ()
@@ -103,8 +104,8 @@ class Unit:
     name: str
     params: tuple[Param, ...] = ()
     is_root: bool = False
-    reshard_after_forward: bool | int | None = None
-    """Override for this unit (FSDP2); None takes the scenario's value."""
+    parent: str | None = None
+    """The unit whose module holds this one's; None is the root."""
 
     @property
     def numel(self) -> int:

@@ -213,7 +213,7 @@ def _groups(stretch: _Stretch, wrapping: Wrapping) -> list[tuple[str, list[Op]]]
 
     def key(op: Op) -> tuple[str, bool]:
         if op.owner == LOSS:
-            return ROOT, True
+            return "", True
         return wrapping.unit_of[f"{stretch.prefix}{op.owner}"], False
 
     return [(unit, list(group)) for (unit, _), group in groupby(stretch.tape.ops, key)]

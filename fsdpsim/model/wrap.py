@@ -69,7 +69,7 @@ def form_units(
     unit_of = _innermost(wraps, tree)
     if config.tie_word_embeddings:
         unit_of[HEAD] = unit_of[embedding_paths(config)[0]] = ROOT
-    return Wrapping(units=_units(tree, unit_of), unit_of=unit_of)
+    return Wrapping(units=_units(tree, unit_of, _parents(wraps)), unit_of=unit_of)
 
 
 def _inner_wraps(
@@ -168,10 +168,21 @@ def _owner(name: str, wrapped: Mapping[str, str]) -> str:
     return ROOT
 
 
-def _units(tree: Sequence[Module], unit_of: Mapping[str, str]) -> tuple[Unit, ...]:
+def _parents(wraps: Iterable[tuple[str, Sequence[str]]]) -> dict[str, str]:
+    """unit -> the unit around it, where that is not the root."""
+    wrapped = {module: unit for unit, members in wraps for module in members}
+    around = ((u, _owner(members[0].rpartition(".")[0], wrapped)) for u, members in wraps)
+    return {unit: parent for unit, parent in around if parent != ROOT}
+
+
+def _units(
+    tree: Sequence[Module], unit_of: Mapping[str, str], parents: Mapping[str, str]
+) -> tuple[Unit, ...]:
     params: dict[str, list[Param]] = {}
     for module in tree:
         params.setdefault(unit_of[module.name], []).extend(module.params)
     root = params.pop(ROOT, [])
-    inner = (Unit(name=name, params=tuple(ps)) for name, ps in params.items())
+    inner = (
+        Unit(name=name, params=tuple(ps), parent=parents.get(name)) for name, ps in params.items()
+    )
     return (*inner, Unit(name=ROOT, params=tuple(root), is_root=True))

@@ -76,6 +76,11 @@ class Scenario(Table):
     @model_validator(mode="after")
     def _textbook_is_plain(self) -> Scenario:
         t = self.training
+        if isinstance(self.fsdp, Textbook) and self.model is not None:
+            raise ValueError(
+                "the textbook runtime takes a [workload] of units with durations; for a [model] "
+                'use fsdp.runtime = "fsdp1", "fsdp2" or "ddp"'
+            )
         if isinstance(self.fsdp, Textbook) and (
             t.gradient_accumulation_steps > 1 or t.forwards_per_backward > 1
         ):

@@ -6,50 +6,23 @@ follows autograd's rule ([Note: Backward order] in :mod:`fsdpsim.schedules.autog
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import partial
-from itertools import groupby
 from typing import Any
 
-from fsdpsim.memory import Buffer
 from fsdpsim.schedules.autograd import Node
+from fsdpsim.schedules.modules import (
+    CallTree,
+    Item,
+    ModuleCall,
+    PartCall,
+    Region,
+    assign_regions,
+    grouped,
+    is_checkpointed,
+    parts_of,
+)
 from fsdpsim.schedules.runtime import Runtime
-from fsdpsim.workload import Param, Part, Unit
-
-
-@dataclass(slots=True, eq=False)
-class PartCall:
-    """One run of a part in one forward, and the buffers that its backward needs."""
-
-    part: Part
-    unit: Unit
-    call: int
-    tensors: dict[str, Buffer] = field(default_factory=dict)
-    region: Region | None = None
-    """What its backward must recompute first; None without activation checkpointing."""
-
-
-@dataclass(slots=True, eq=False)
-class ModuleCall:
-    """One call of one unit's module: consecutive parts between its pre- and post-forward hook."""
-
-    unit: Unit
-    parts: list[PartCall]
-
-    @property
-    def checkpointed(self) -> bool:
-        """Whether any part is recomputed in backward."""
-        return any(call.part.recompute for call in self.parts)
-
-
-@dataclass(slots=True, eq=False)
-class Region:
-    """Module calls that are recomputed together, by the first backward among them."""
-
-    calls: list[ModuleCall]
-    with_hooks: bool
-    """Checkpointing wraps the units, so that their forward hooks run again."""
 
 
 class TrainingStep:
@@ -60,10 +33,7 @@ class TrainingStep:
         self.program = runtime.program
         self.scenario = runtime.scenario
         self.training = runtime.training
-        self.units = {unit.name: unit for unit in runtime.workload.units}
-        self._parts = {part.name: part for part in runtime.workload.parts}
-        self._order = runtime.workload.calls or tuple(self._parts)
-        self._calls: dict[str, int] = {}
+        self.calls = CallTree(runtime.workload)
 
     def run(self) -> None:
         """Record all iterations."""
@@ -71,7 +41,7 @@ class TrainingStep:
         self.runtime.initialize()
         for iteration in range(self.scenario.iterations):
             self.program.begin_iteration(iteration)
-            self._calls.clear()
+            self.calls.begin_iteration()
             self._iteration()
 
     def _iteration(self) -> None:
@@ -95,69 +65,40 @@ class TrainingStep:
     # ---- forward
 
     def _forward(self) -> Node | None:
-        runtime, root = self.runtime, self.runtime.root
-        x = runtime.pre_forward(root, None)
-        for calls in self._grouped_calls():
-            if self.training.checkpoint_reentrant and any(c.checkpointed for c in calls):
-                x = self._checkpointed(calls, x)
-            else:
-                self._assign_regions(calls)
-                for call in calls:
-                    x = self._module(call, x)
-        runtime.post_forward(root, x)
+        root, after = self.calls.forward()
+        if not self.training.checkpoint_reentrant:
+            outside = self.training.checkpoint_placement == "outside"
+            assign_regions([root], outside=outside)
+        x = self._module(root, None)
+        for call in after:
+            x = self._compute(call, x)
         return x
-
-    def _grouped_calls(self) -> Iterator[list[ModuleCall]]:
-        """The module calls of one forward; those of one named checkpoint region together."""
-        for _, group in groupby(enumerate(self._module_calls()), key=_region_key):
-            yield [call for _, call in group]
-
-    def _module_calls(self) -> Iterator[ModuleCall]:
-        """Consecutive parts of one unit form one call of its module, unless a part comes again."""
-        call: ModuleCall | None = None
-        for part in (self._parts[name] for name in self._order):
-            unit = self.units[part.unit]
-            if call is None or call.unit is not unit or part in [c.part for c in call.parts]:
-                if call is not None:
-                    yield call
-                call = ModuleCall(unit, [])
-            number = self._calls.get(part.name, 0)
-            self._calls[part.name] = number + 1
-            call.parts.append(PartCall(part, unit, number))
-        if call is not None:
-            yield call
-
-    def _assign_regions(self, calls: list[ModuleCall]) -> None:
-        outside = self.training.checkpoint_placement == "outside"
-        for call in calls:
-            for part in call.parts:
-                if not part.part.recompute:
-                    continue
-                if (outside and not call.unit.is_root) or part.part.region:
-                    part.region = Region(calls, with_hooks=outside)
-                else:
-                    part.region = Region([ModuleCall(call.unit, [part])], with_hooks=False)
 
     def _module(self, call: ModuleCall, x: Node | None) -> Node | None:
-        """One module call with its hooks; parts of the root lie between the root's own hooks."""
-        if not call.unit.is_root:
-            x = self.runtime.pre_forward(call.unit, x)
-        for part in call.parts:
-            x = self._compute(part, x)
-        if not call.unit.is_root:
-            self.runtime.post_forward(call.unit, x)
+        """One module call with its hooks."""
+        x = self.runtime.pre_forward(call.unit, x)
+        for items in grouped(call.children):
+            if self._is_reentrant(items):
+                x = self._checkpointed(items, x)
+            else:
+                for item in items:
+                    x = self._run(item, x)
+        self.runtime.post_forward(call.unit, x)
         return x
+
+    def _run(self, item: Item, x: Node | None) -> Node | None:
+        return self._compute(item, x) if isinstance(item, PartCall) else self._module(item, x)
 
     def _compute(self, call: PartCall, x: Node | None) -> Node | None:
         runtime = self.runtime
         self._forward_kernels(call, recompute=False)
-        if not runtime.grad_enabled or (x is None and not _trained(call)):
+        if not runtime.grad_enabled or (x is None and not call.trained):
             return None
         inputs = (x, *runtime.parameter_nodes(call.unit))
         return runtime.autograd.node(partial(self._compute_backward, call), inputs)
 
     def _forward_kernels(self, call: PartCall, *, recompute: bool) -> None:
-        with self.program.for_unit(call.unit.name):
+        with self.program.for_unit(call.label):
             fields = _part_field(call) | {"recompute": True} if recompute else _fields(call)
             self.program.mark("forward_begin", **fields)
             kernels = call.part.recompute if recompute else call.part.forward
@@ -177,18 +118,18 @@ class TrainingStep:
         runtime.in_backward = False
 
     def _compute_backward(self, call: PartCall) -> None:
-        with self.program.for_unit(call.unit.name):
+        with self.program.for_unit(call.label):
             self.program.mark("backward_begin", **_fields(call))
             if call.region is not None:
                 self._recompute(call.region)
             self._gradients_of_no_kernel(call)
             self.runtime.run_kernels(call.part.backward, "backward", call.unit, call.tensors)
             self.program.mark("backward_end", **_fields(call))
-            self.runtime.after_backward_kernels(call.unit, _trained(call))
+            self.runtime.after_backward_kernels(call.unit, call.trained)
 
     def _gradients_of_no_kernel(self, call: PartCall) -> None:
         named = {name for kernel in call.part.backward for name in kernel.gradients}
-        for param in _trained(call):
+        for param in call.trained:
             if param.name not in named:
                 self.runtime.allocate_gradient(call.unit, param)
 
@@ -201,41 +142,59 @@ class TrainingStep:
         the last tensor that backward needs, so the last module's post-forward hook does not run.
         Its autograd graph is not the one that backward follows: its hooks never fire.
         """
-        for call in region.calls:
-            if region.with_hooks:
-                self.runtime.pre_forward(call.unit, self._detached())
-            for part in call.parts:
-                part.region = None
-                self._forward_kernels(part, recompute=True)
-            if region.with_hooks and call is not region.calls[-1]:
-                self.runtime.post_forward(call.unit, self._detached())
+        for call in parts_of(region.items):
+            call.region = None
+        for item in region.items:
+            self._run_again(item, region.with_hooks, stops_in_it=item is region.items[-1])
 
-    def _checkpointed(self, calls: list[ModuleCall], x: Node | None) -> Node:
+    def _run_again(self, item: Item, with_hooks: bool, *, stops_in_it: bool) -> None:
+        if isinstance(item, PartCall):
+            if item.part.recompute:
+                self._forward_kernels(item, recompute=True)
+            return
+        if with_hooks:
+            self.runtime.pre_forward(item.unit, self._detached())
+        for child in item.children:
+            stops = stops_in_it and child is item.children[-1]
+            self._run_again(child, with_hooks, stops_in_it=stops)
+        if with_hooks and not stops_in_it:
+            self.runtime.post_forward(item.unit, self._detached())
+
+    def _is_reentrant(self, items: Sequence[Item]) -> bool:
+        """Reentrant checkpoints cover module calls, and parts that no inner unit owns."""
+        if not self.training.checkpoint_reentrant or not self.runtime.grad_enabled:
+            return False
+        return not self.runtime.in_backward and is_checkpointed(items)
+
+    def _checkpointed(self, items: Sequence[Item], x: Node | None) -> Node:
         """[Note: Reentrant checkpoint] Forward runs without autograd and does not arm any hooks.
 
-        Backward runs the calls again with autograd, hooks included, and then their own backward.
+        Backward runs it again with autograd, hooks included, and then its own backward.
         """
         runtime = self.runtime
         runtime.grad_enabled = False
-        for call in calls:
-            self._module(call, None)
+        for item in items:
+            self._run(item, None)
         runtime.grad_enabled = True
-        return runtime.autograd.node(lambda: self._reentrant_backward(calls), (x,))
+        return runtime.autograd.node(partial(self._reentrant_backward, items), (x,))
 
-    def _reentrant_backward(self, calls: list[ModuleCall]) -> None:
-        x: Node = self._detached()
-        for call in calls:
-            x = self._recomputed_module(call, x)
+    def _reentrant_backward(self, items: Sequence[Item]) -> None:
+        x = self._detached()
+        for item in items:
+            x = self._run_with_autograd(item, x)
         self.runtime.autograd.backward(x)
 
-    def _recomputed_module(self, call: ModuleCall, x: Node) -> Node:
+    def _run_with_autograd(self, item: Item, x: Node) -> Node:
         runtime = self.runtime
-        x = runtime.pre_forward(call.unit, x) or x
-        for part in call.parts:
-            self._forward_kernels(part, recompute=True)
-            inputs = (x, *runtime.parameter_nodes(call.unit))
-            x = runtime.autograd.node(partial(self._compute_backward, part), inputs)
-        runtime.post_forward(call.unit, x)
+        if isinstance(item, PartCall):
+            if item.part.recompute:
+                self._forward_kernels(item, recompute=True)
+            inputs = (x, *runtime.parameter_nodes(item.unit))
+            return runtime.autograd.node(partial(self._compute_backward, item), inputs)
+        x = runtime.pre_forward(item.unit, x) or x
+        for child in item.children:
+            x = self._run_with_autograd(child, x)
+        runtime.post_forward(item.unit, x)
         return x
 
     def _detached(self) -> Node:
@@ -243,22 +202,9 @@ class TrainingStep:
         return self.runtime.autograd.accumulate_grad(lambda: None)
 
 
-def _trained(call: PartCall) -> tuple[Param, ...]:
-    """The parameters whose gradients this part's backward produces."""
-    names = call.part.params
-    return tuple(
-        p for p in call.unit.params if p.requires_grad and (names is None or p.name in names)
-    )
-
-
 def _part_field(call: PartCall) -> dict[str, Any]:
     return {"part": call.part.name} if call.part.name != call.unit.name else {}
 
 
 def _fields(call: PartCall) -> dict[str, Any]:
-    return _part_field(call) | ({"call": call.call} if call.call else {})
-
-
-def _region_key(numbered: tuple[int, ModuleCall]) -> str | int:
-    index, call = numbered
-    return call.parts[0].part.region or index
+    return _part_field(call) | ({"call": call.number} if call.number else {})
