@@ -76,7 +76,8 @@ class DeviceMemory:
 
     Physical memory comes in 2 MiB pages and has no external fragmentation, because it is
     mapped into a virtual address space. Addresses increase in creation order and are never
-    reused; they stay below 2**53, as snapshot viewers need.
+    reused; an unused page lies between segments, so that a reader of addresses alone can tell
+    them apart. They stay below 2**53, as snapshot viewers need.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -104,5 +105,5 @@ class DeviceMemory:
     def place(self, size: int) -> int:
         """Return the address of a new segment or virtual range of ``size`` bytes."""
         address = self._next_address
-        self._next_address += round_up(size, ROUND_LARGE)
+        self._next_address += round_up(size, ROUND_LARGE) + ROUND_LARGE
         return address

@@ -130,7 +130,7 @@ class CachingAllocator:
         if not 0 < nbytes < MAX_REQUEST:
             return self._null_block(nbytes)
         if self._events:
-            self._process_events()
+            self.process_events()
         size = (nbytes + 511) & -512 if self._rounds_to_512 else self.rounded(nbytes)
         pool = self.small if size <= SMALL_SIZE else self.large
         try:
@@ -139,6 +139,8 @@ class CachingAllocator:
             free_list = pool.free_list(stream)
         position = bisect_left(free_list.keys, size << SIZE_SHIFT)
         if not self._any_block_fits:
+            if self._gc_limit is not None:
+                pool.searches += 1
             position = self._candidate(free_list, position, size)
         try:
             block = free_list.blocks.pop(position)
@@ -146,6 +148,17 @@ class CachingAllocator:
             return None
         del free_list.keys[position]
         return self._carve(block, size, nbytes, free_list)
+
+    def segment_size(self, nbytes: int) -> int:
+        """Return the bytes of cudaMalloc that a request of ``nbytes`` (> 0) needs on a miss."""
+        return segment_size(self.rounded(nbytes), self._settings.large_segment_size)
+
+    def is_cached(self, nbytes: int, stream: Hashable) -> bool:
+        """Whether a free block would serve ``nbytes`` (> 0) now; changes nothing, polls nothing."""
+        size = self.rounded(nbytes)
+        free_list = (self.small if size <= SMALL_SIZE else self.large).free_list(stream)
+        position = bisect_left(free_list.keys, size << SIZE_SHIFT)
+        return self._candidate(free_list, position, size) < len(free_list.keys)
 
     def _null_block(self, nbytes: int) -> Block:
         if nbytes == 0:
@@ -163,8 +176,6 @@ class CachingAllocator:
 
         Only one candidate is tested against the oversize rules, as in ``get_free_block``.
         """
-        if self._gc_limit is not None:
-            free_list.pool.searches += 1
         blocks, end = free_list.blocks, len(free_list.blocks)
         if position < end and blocks[position].segment.expandable:
             step = _skip_to_best_expandable if self._expandable else _skip_expandable
@@ -341,7 +352,8 @@ class CachingAllocator:
             event = self.device.record_event(stream)
             self._events.setdefault(stream, deque()).append((event, block))
 
-    def _process_events(self) -> None:
+    def process_events(self) -> None:
+        """Free the blocks whose events have completed; every malloc starts with this."""
         query = self.device.query
         for stream, queue in list(self._events.items()):
             while queue and query(queue[0][0]):

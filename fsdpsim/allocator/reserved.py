@@ -47,7 +47,8 @@ class ReservedMemory:
         yield CudaMalloc(size=size)
         if not self.memory.take(size):
             return None
-        segment = self._new_segment(free_list, size, expandable=False)
+        address = self.memory.place(size)
+        segment = self._new_segment(free_list, address, size, expandable=False)
         self._count_taken(free_list, size, segments=1)
         if size >= self.max_split_size:
             self.oversize_segments.increase += 1
@@ -122,21 +123,37 @@ class ReservedMemory:
             free_list.unmapped.remove(hole)
             del self.segments[hole.segment]
 
+    def adopt(
+        self, free_list: FreeList, address: int, size: int, *, expandable: bool, mapped: int
+    ) -> Segment:
+        """Take over a segment that exists already, of which ``mapped`` bytes are reserved.
+
+        Its head, which covers all of it, is in no free list.
+        """
+        physical = _physical(free_list, mapped) if expandable else mapped
+        if not self.memory.take(physical):
+            raise ValueError(
+                f"{self.memory.used + physical} bytes of segments exceed the capacity of"
+                f" {self.memory.capacity} bytes"
+            )
+        self._count_taken(free_list, mapped, segments=0 if expandable else 1)
+        if not expandable and size >= self.max_split_size:
+            self.oversize_segments.increase += 1
+        return self._new_segment(free_list, address, size, expandable=expandable)
+
     def _new_range(self, free_list: FreeList) -> Block:
         size = expandable.range_size(self.total_memory, free_list.pool.page_size)
-        head = self._new_segment(free_list, size, expandable=True).head
+        address = self.memory.place(size)
+        head = self._new_segment(free_list, address, size, expandable=True).head
         free_list.insert_unmapped(head)
         return head
 
-    def _new_segment(self, free_list: FreeList, size: int, *, expandable: bool) -> Segment:
-        segment = Segment(
-            free_list,
-            self.memory.place(size),
-            size,
-            index=self._num_segments,
-            expandable=expandable,
-        )
+    def _new_segment(
+        self, free_list: FreeList, address: int, size: int, *, expandable: bool
+    ) -> Segment:
+        index = self._num_segments
         self._num_segments += 1
+        segment = Segment(free_list, address, size, index=index, expandable=expandable)
         self.segments[segment] = None
         return segment
 
