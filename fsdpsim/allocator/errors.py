@@ -44,9 +44,15 @@ class OutOfMemoryError(RuntimeError):
     """
 
     def __init__(self, report: OutOfMemory) -> None:
+        # SimPy and pickle make an exception anew from its args.
+        super().__init__(report)
         self.report = report
+
+    def __str__(self) -> str:
+        """The numbers in torch's order."""
+        report = self.report
         ceiling = report.capacity if report.limit is None else min(report.limit, report.capacity)
-        super().__init__(
+        return (
             f"tried to allocate {_mib(report.segment_size)}"
             f" ({report.requested} bytes asked for on stream {report.stream!r})"
             f" with {_mib(ceiling)} allowed: {_mib(report.allocated)} allocated,"
