@@ -102,21 +102,22 @@ def _model_workload(scenario: Scenario) -> Workload:
             dtype=training.dtype,
         )
     checkpointing = training.activation_checkpointing
-    workload = model_workload(
+    units = tuple(_freeze(unit, training.frozen) for unit in wrapping.units)
+    return model_workload(
         config,
-        wrapping,
+        replace(wrapping, units=units),
         micro_batch_size=training.micro_batch_size,
         seq_len=training.seq_len,
         dtype=scenario.param_dtype or training.dtype,
         activation_checkpointing=(
-            checkpointing if isinstance(checkpointing, str) else {"every": checkpointing.every}
+            checkpointing if isinstance(checkpointing, str) else checkpointing.model_dump()
         ),
         compile=training.compile,
+        compile_loss=training.compile_loss,
         chunked_loss=training.chunked_loss,
         fused_norm=training.fused_norm,
         repeat_kv=training.repeat_kv,
     )
-    return replace(workload, units=tuple(_freeze(u, training.frozen) for u in workload.units))
 
 
 def _freeze(unit: Unit, patterns: tuple[str, ...]) -> Unit:

@@ -118,7 +118,7 @@ UNITS = (
     {"blocks": 2},
     ["*.*.*.mlp", "*.*.*.self_attn", "*.*.*.attn", "*.*.*.ffn", "*.*.*.block_sparse_moe"],
 )
-CHECKPOINTING = ("none", "selective", "submodules", "full", {"every": 2})
+CHECKPOINTING = ("none", "selective", "submodules", "full", {"every": 2}, {"fraction": 0.5})
 
 
 def tiny(family: str, *, kv_heads: int = 2, tied: bool = False) -> ModelConfig:
@@ -322,6 +322,17 @@ def test_every_kth_block_is_checkpointed() -> None:
     workload = build("llama3_8b", activation_checkpointing={"every": 3})
     checkpointed = [part.name for part in workload.parts if part.recompute]
     assert checkpointed == [f"layers.{i}" for i in range(2, 32, 3)]
+
+
+@pytest.mark.parametrize(("share", "n"), [(1, 32), (0.5, 16), (1 / 3, 11), (2 / 3, 21), (0.01, 0)])
+def test_a_fraction_of_the_blocks_is_checkpointed(share: float, n: int) -> None:
+    workload = build("llama3_8b", activation_checkpointing={"fraction": share})
+    chosen = [i for i, part in enumerate(workload.parts[1:33], start=1) if part.recompute]
+    assert len(chosen) == n
+    if share == 0.5:  # fms-fsdp: [ac, no-ac, ac, no-ac, ...]
+        assert chosen[:3] == [1, 3, 5]
+    if share == 1 / 3:  # [no-ac, ac, no-ac, no-ac, ac, no-ac, ...]
+        assert chosen[:3] == [2, 5, 8]
 
 
 def test_chunks_and_compilation_do_not_change_the_matmuls() -> None:
@@ -579,6 +590,7 @@ def test_units_smaller_than_a_block_share_its_checkpoint() -> None:
         ({"dtype": "bf16"}, "'bf16' is not known"),
         ({"activation_checkpointing": "some"}, "'some' is not known"),
         ({"activation_checkpointing": {"every": 0}}, "not known"),
+        ({"activation_checkpointing": {"fraction": 1.5}}, "not known"),
         ({"activation_checkpointing": {"each": 2}}, "not known"),
         ({"chunked_loss": 2, "compile_loss": True}, "one piece"),
     ],

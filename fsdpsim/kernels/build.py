@@ -21,7 +21,8 @@ from fsdpsim.model.modules import HEAD, block_path, flops_per_token
 from fsdpsim.model.wrap import ROOT, Wrapping
 from fsdpsim.workload import DTYPE_BYTES, Kernel, Part, Workload
 
-Checkpointing = str | Mapping[str, int]
+Checkpointing = str | Mapping[str, float]
+Run = Callable[[Tape], Passes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,8 @@ def build_workload(
 
     ``activation_checkpointing``
         ``"none"``, ``"full"`` (each block keeps its input only), ``{"every": k}`` (so for every
-        k-th block), ``"selective"`` (each block keeps its input, the output of attention and of
+        k-th block), ``{"fraction": p}`` (so for the share p of the blocks, evenly spaced, as
+        fms-fsdp does), ``"selective"`` (each block keeps its input, the output of attention and of
         every second matmul: torchtitan's per-op policy) or ``"submodules"`` (norms, attention and
         MLP each keep their input: NeMo Automodel).
     ``compile``
@@ -156,13 +158,13 @@ class _Variants:
     def __init__(self, config: ModelConfig, batch: Batch, checkpointing: Checkpointing) -> None:
         self.body, self.y = blocks.block(config, batch)
         self.plain = tape.compiled if batch.compiled else tape.plain
-        self.checkpointed, self.every = _policy(checkpointing)
+        self.checkpointed, self.chooses = _policy(checkpointing)
         self.known: dict[tuple[frozenset[str], bool, bool], tuple[Tape, Passes]] = {}
 
     def __call__(
         self, index: int, frozen: frozenset[str], x_requires_grad: bool
     ) -> tuple[Tape, Passes]:
-        saving = (index + 1) % self.every == 0
+        saving = self.chooses(index + 1)
         key = (frozen, x_requires_grad, saving)
         if key not in self.known:
             body = prune(self.body, frozen, X, x_requires_grad=x_requires_grad)
@@ -171,21 +173,26 @@ class _Variants:
         return self.known[key]
 
 
-def _policy(checkpointing: Checkpointing) -> tuple[Callable[[Tape], Passes] | None, int]:
-    """How a checkpointed block runs, and that every how manieth block is one."""
+def _policy(checkpointing: Checkpointing) -> tuple[Run | None, Callable[[int], bool]]:
+    """How a checkpointed block runs, and whether the n-th block (from 1) is one."""
     if isinstance(checkpointing, str) and checkpointing in _POLICIES:
-        return _POLICIES[checkpointing], 1
-    every = checkpointing.get("every") if isinstance(checkpointing, Mapping) else None
-    if not isinstance(every, int) or isinstance(every, bool) or every < 1 or len(checkpointing) > 1:
-        names = ", ".join(f'"{name}"' for name in _POLICIES)
-        raise ValueError(
-            f"activation_checkpointing = {checkpointing!r} is not known; "
-            f"use {names} or {{ every = k }}"
-        )
-    return _POLICIES["full"], every
+        return _POLICIES[checkpointing], lambda n: True
+    if isinstance(checkpointing, Mapping) and len(checkpointing) == 1:
+        ((key, value),) = checkpointing.items()
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if key == "every" and number and value == int(value) >= 1:
+            return _POLICIES["full"], lambda n: n % value == 0
+        if key == "fraction" and number and 0 < value <= 1:
+            # fms-fsdp ac_handler.py: a block is one when n p reaches the next half-integer.
+            return _POLICIES["full"], lambda n: int(n * value + 0.5) > int((n - 1) * value + 0.5)
+    names = ", ".join(f'"{name}"' for name in _POLICIES)
+    raise ValueError(
+        f"activation_checkpointing = {checkpointing!r} is not known; "
+        f"use {names}, {{ every = k }} or {{ fraction = p }}"
+    )
 
 
-_POLICIES: dict[str, Callable[[Tape], Passes] | None] = {
+_POLICIES: dict[str, Run | None] = {
     "none": None,
     "selective": lambda body: tape.checkpointed(body, tape.selected(body.ops)),
     "submodules": tape.checkpointed_apart,

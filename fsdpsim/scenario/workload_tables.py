@@ -102,6 +102,12 @@ class EveryKth(Table):
     every: PositiveInt
 
 
+class Fraction(Table):
+    """Checkpoint this share of the blocks fully, evenly spaced."""
+
+    fraction: Annotated[float, Field(gt=0, le=1)]
+
+
 class Training(Table):
     """The training loop."""
 
@@ -116,9 +122,13 @@ class Training(Table):
     """Micro-batches per optimizer step."""
     forwards_per_backward: PositiveInt = 1
     """Forwards whose losses are added before one backward."""
-    activation_checkpointing: Literal["none", "selective", "full"] | EveryKth = "none"
+    activation_checkpointing: (
+        Literal["none", "selective", "submodules", "full"] | EveryKth | Fraction
+    ) = "none"
     """``full``: keep each block's input only; ``selective``: also keep every second matmul's output
-    and attention's, as torchtitan; ``{ every = k }``: full, for every k-th block."""
+    and attention's, as torchtitan; ``submodules``: norms, attention and MLP each keep their input,
+    as NeMo Automodel; ``{ every = k }`` or ``{ fraction = p }``: full, for every k-th block or the
+    share p of them."""
     checkpoint_placement: Literal["inside", "outside"] = "inside"
     """``inside``: FSDP(checkpoint(block)); ``outside``: checkpoint(FSDP(block))."""
     checkpoint_reentrant: bool = False
@@ -141,6 +151,9 @@ class Training(Table):
     """Clip gradients by their total norm before the step ([model] only)."""
     compile: bool = False
     """``torch.compile`` of each block: fewer, fused memory-bound kernels."""
+    compile_loss: bool | None = None
+    """Logits to loss in one kernel each way: compiled, or a fused cross-entropy. Default: as
+    ``compile``, unless in chunks."""
     chunked_loss: PositiveInt = 1
     """Pieces in which logits and loss are computed."""
     fused_norm: bool = True
