@@ -298,15 +298,5 @@ class GpuMemory:
             yield host.env.timeout(seconds)
 
     def _sample(self, host: Host, buffer: Buffer, *, is_malloc: bool) -> None:
-        stats = self.allocator.stats
-        self.samples.append(
-            Sample(
-                host.env.now,
-                buffer,
-                is_malloc,
-                stats.requested_bytes.current,
-                stats.allocated_bytes.current,
-                stats.active_bytes.current,
-                stats.reserved_bytes.current,
-            )
-        )
+        levels = self.allocator.stats.levels()
+        self.samples.append(Sample(host.env.now, buffer, is_malloc, *levels))

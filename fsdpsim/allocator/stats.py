@@ -178,6 +178,20 @@ class AllocatorStats:
         self.active = ActiveCount(self.allocation, self.pending)
         self.active_bytes = ActiveCount(self.allocated_bytes, self.pending_bytes)
 
+        pooled = (self.requested_bytes, self.allocated_bytes, self.pending_bytes)
+        self._levels = tuple(c for p in (*pooled, self.reserved_bytes) for c in (p.small, p.large))
+
+    def levels(self) -> tuple[int, int, int, int]:
+        """Current requested, allocated, active and reserved bytes; cheap enough for every call."""
+        r0, r1, a0, a1, p0, p1, v0, v1 = self._levels
+        allocated = a0.increase - a0.decrease + a1.increase - a1.decrease
+        return (
+            r0.increase - r0.decrease + r1.increase - r1.decrease,
+            allocated,
+            allocated + p0.increase - p0.decrease + p1.increase - p1.decrease,
+            v0.increase - v0.decrease + v1.increase - v1.decrease,
+        )
+
     @property
     def live(self) -> tuple[PooledCount, ...]:
         """What a malloc increases."""
@@ -195,7 +209,8 @@ class AllocatorStats:
 
     def reported(self) -> dict[str, PooledCount]:
         """Return the statistics that ``memory_stats`` shows, by name."""
-        return {name: count for name, count in vars(self).items() if not name.startswith("pending")}
+        hidden = ("pending", "_levels")
+        return {name: count for name, count in vars(self).items() if not name.startswith(hidden)}
 
 
 class PoolStats:
