@@ -1,0 +1,1 @@
+"""What ``fsdpsim ledger`` shows: each module has ``report`` (JSON) and ``tables`` (terminal)."""

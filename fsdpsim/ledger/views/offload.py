@@ -1,0 +1,55 @@
+"""``fsdpsim ledger --offload``: ZeRO-Offload's placements, for the scenario's model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from fsdpsim.ledger.offload import (
+    LEAST_COMMUNICATION,
+    NODES,
+    PCIE_NOTE,
+    optimal,
+    placements,
+)
+from fsdpsim.ledger.views.common import Report, Shown, head, show_decimal, show_head, table
+from fsdpsim.scenario import Scenario
+from fsdpsim.simulate import build_workload
+
+
+def report(scenario: Scenario) -> Report:
+    """All placements; their volumes are bytes per parameter."""
+    found = head(scenario, build_workload(scenario))
+    found["placements"] = [asdict(placement) for placement in placements()]
+    found["optimal"] = asdict(optimal())
+    return found
+
+
+def tables(found: Report) -> Shown:
+    """The placements worth a look, and how many there are of each volume."""
+    yield show_head(found)
+    everything = found["placements"]
+    shown = [p for p in everything if p["communication"] <= LEAST_COMMUNICATION]
+    shown += [p for p in everything if not p["gpu_memory"]][:1]
+    yield table(
+        f"Forward and backward on the GPU, the other {len(NODES)} nodes anywhere (M = parameters)",
+        "on the CPU",
+        "crosses PCIe",
+        "on the GPU",
+        "crosses PCIe",
+        "on the GPU",
+        rows=(_cells(found, placement) for placement in shown),
+    )
+    counts = Counter(p["communication"] for p in everything)
+    volumes = ", ".join(f"{volume} M: {number}" for volume, number in sorted(counts.items()))
+    yield f"All {len(everything)} placements by what crosses PCIe in a step: {volumes}. {PCIE_NOTE}"
+
+
+def _cells(found: Report, placement: Report) -> Iterator[str]:
+    chosen = " (ZeRO-Offload)" if placement == found["optimal"] else ""
+    yield (", ".join(placement["on_cpu"]) or "nothing") + chosen
+    for key in ("communication", "gpu_memory"):
+        yield f"{placement[key]} M"
+    for key in ("communication", "gpu_memory"):
+        yield show_decimal(placement[key] * found["parameters"])
