@@ -439,12 +439,12 @@ class CachingAllocator:
 
     def reset_peak_memory_stats(self) -> None:
         """Set every peak to the current value."""
-        for count in (*vars(self.stats).values(), *self._oversize()):
+        for count in (*self.stats.counts().values(), *self._oversize()):
             count.reset_peak()
 
     def reset_accumulated_memory_stats(self) -> None:
         """Count increases, decreases and events from now on."""
-        for count in (*vars(self.stats).values(), *self._oversize()):
+        for count in (*self.stats.counts().values(), *self._oversize()):
             count.reset_accumulated()
         self.num_alloc_retries = self.num_ooms = 0
         self.num_sync_all_streams = self.num_oom_rejections = 0

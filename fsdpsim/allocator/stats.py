@@ -207,10 +207,13 @@ class AllocatorStats:
         self.active.settle()
         self.active_bytes.settle()
 
+    def counts(self) -> dict[str, PooledCount]:
+        """Every statistic by name."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, PooledCount)}
+
     def reported(self) -> dict[str, PooledCount]:
         """Return the statistics that ``memory_stats`` shows, by name."""
-        hidden = ("pending", "_levels")
-        return {name: count for name, count in vars(self).items() if not name.startswith(hidden)}
+        return {n: count for n, count in self.counts().items() if not n.startswith("pending")}
 
 
 class PoolStats:
