@@ -16,7 +16,7 @@ from typing import NoReturn
 from fsdpsim import __version__
 
 #: Commands in the order of ``--help``; each is a module of :mod:`fsdpsim.commands`.
-COMMANDS = ("run", "check", "order", "ledger")
+COMMANDS = ("run", "check", "order", "explain", "compare", "ledger")
 
 
 class _Parser(argparse.ArgumentParser):
