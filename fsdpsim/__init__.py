@@ -1,6 +1,6 @@
 """fsdpsim predicts how PyTorch FSDP runs, without a GPU: when, with how much memory, and why.
 
-``load`` reads a scenario, ``simulate`` runs it.
+``load`` reads a scenario, ``simulate`` runs it, ``sweep`` runs every combination of its choices.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from fsdpsim.result import Result
     from fsdpsim.scenario import Scenario, ScenarioError, load
     from fsdpsim.simulate import simulate
+    from fsdpsim.sweeps import sweep
 
 __version__ = "0.1.0"
-__all__ = ["Result", "Scenario", "ScenarioError", "__version__", "load", "simulate"]
+__all__ = ["Result", "Scenario", "ScenarioError", "__version__", "load", "simulate", "sweep"]
 
 _HOME = {
     "Result": "fsdpsim.result",
@@ -23,6 +24,7 @@ _HOME = {
     "ScenarioError": "fsdpsim.scenario",
     "load": "fsdpsim.scenario",
     "simulate": "fsdpsim.simulate",
+    "sweep": "fsdpsim.sweeps",
 }
 
 

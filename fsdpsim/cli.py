@@ -16,7 +16,7 @@ from typing import NoReturn
 from fsdpsim import __version__
 
 #: Commands in the order of ``--help``; each is a module of :mod:`fsdpsim.commands`.
-COMMANDS = ("run", "check", "order", "explain", "compare", "ledger")
+COMMANDS = ("run", "check", "plot", "order", "explain", "compare", "sweep", "tune", "ledger")
 
 
 class _Parser(argparse.ArgumentParser):
