@@ -79,10 +79,3 @@ def optimal() -> Placement:
     """ZeRO-Offload's own: of those that communicate least, the one with least GPU memory."""
     offloaded = [p for p in placements() if p.communication == LEAST_COMMUNICATION]
     return min(offloaded, key=lambda p: p.gpu_memory)
-
-
-#: What the enumeration shows beside the paper's choice.
-PCIE_NOTE = (
-    "Least communication with least memory is unique: only p16 stays on the GPU. 2 M more over "
-    "PCIe empty the GPU, which is ZeRO-Infinity's choice."
-)
