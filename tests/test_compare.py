@@ -80,3 +80,22 @@ def test_a_picture_of_an_unknown_kind_is_refused(
     path = tmp_path / "both.doc"
     assert main(["compare", OVERLAP, PREFETCH, "-o", str(path)]) == 2
     assert ".png" in capsys.readouterr().err and not path.exists()
+
+
+def test_picture_of_both_on_one_time_axis(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "both.svg"
+    assert main(["compare", OVERLAP, PREFETCH, "-o", str(path)]) == 0
+    first = path.read_bytes()
+    assert first.startswith(b"<?xml") and b"27 s" in first
+    assert main(["compare", OVERLAP, PREFETCH, "-o", str(path)]) == 0
+    assert path.read_bytes() == first
+    assert capsys.readouterr().out
+
+
+def test_a_picture_that_cannot_be_written_is_one_message(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["compare", OVERLAP, PREFETCH, "-o", str(tmp_path / "no" / "both.png")]) == 2
+    assert "cannot be written" in capsys.readouterr().err

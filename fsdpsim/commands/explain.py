@@ -43,8 +43,9 @@ def run(args: argparse.Namespace) -> int:
     console = common.console()
     for renderable in explanation_tables(found):
         console.print(renderable)
-    for renderable in trial_tables(trials or (), after_oom=found.oom is not None):
-        console.print(renderable)
+    if trials is not None:
+        for renderable in trial_tables(trials, after_oom=found.oom is not None):
+            console.print(renderable)
     return 0
 
 

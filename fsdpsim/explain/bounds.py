@@ -70,7 +70,8 @@ def exposures(result: Result) -> list[Exposure]:
         )
         for (kind, unit), times in found.items()
     ]
-    return sorted(rows, key=lambda row: -row.exposed)
+    # Equal but for rounding: in order of time.
+    return sorted(rows, key=lambda row: -float(f"{row.exposed:.9g}"))
 
 
 def uncovered(interval: Interval, union: list[Interval]) -> list[Interval]:

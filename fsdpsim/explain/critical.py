@@ -144,11 +144,17 @@ def _repeats(items: Sequence[_Item]) -> list[_Item]:
         whole = _copy(items[at])
         for item in items[at + 1 : at + size * times]:
             whole.join(item)
-        whole.steps = tuple(step for item in items[at : at + size] for step in item.steps)
+        whole.steps = _steps(items[at : at + size])
         whole.repeats = times
         found.append(whole)
         at += size * times
     return found
+
+
+def _steps(pattern: Sequence[_Item]) -> tuple[str, ...]:
+    """The steps of a pattern; of whole phases each step once, as their order is lost anyway."""
+    steps = [step for item in pattern for step in item.steps]
+    return tuple(steps if len(steps) == len(pattern) else dict.fromkeys(steps))
 
 
 def _times(keys: Sequence[object], at: int, size: int) -> int:

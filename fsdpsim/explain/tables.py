@@ -22,6 +22,10 @@ from fsdpsim.explain.text import (
 from fsdpsim.explain.trials import Trial
 from fsdpsim.units import show_bytes, show_seconds
 
+#: Kinds that the first sentence names, and the share of the step below which waits are one row.
+MOST_WAITS = 3
+SMALL_WAIT = 1e-3
+
 #: Rows shown of lists that have one row per unit; ``--json`` has all of them.
 MOST_ROWS = 8
 
@@ -73,23 +77,35 @@ def _headline(found: Explanation) -> str:
     step = found.step_time
     busy = f"{show_seconds(found.busy)} ({_share(found.busy, step)})"
     text = f"The step takes {show_seconds(step)}. The compute stream is busy for {busy}"
-    waits = [f"{kind or 'the host'} {show_seconds(s)}" for kind, s in longest_waits(found.parts)]
-    return f"{text} and waits for {', '.join(waits)}." if waits else f"{text}."
+    waits = [(kind or "the host", seconds) for kind, seconds in longest_waits(found.parts)]
+    if len(waits) > MOST_WAITS:
+        rest = sum(seconds for _, seconds in waits[MOST_WAITS:])
+        waits = [*waits[:MOST_WAITS], ("others", rest)]
+    named = ", ".join(f"{name} {show_seconds(seconds)}" for name, seconds in waits)
+    return f"{text} and waits for {named}." if waits else f"{text}."
 
 
 def _parts(found: Explanation) -> Section:
     section = Section(
         "Where the time goes", "compute stream", "time", "share", "times", "units", right=(1, 2, 3)
     )
+    small = [p for p in found.parts if not p.busy and p.seconds < SMALL_WAIT * found.step_time]
+    if len(small) < 2:
+        small = []
     for part in found.parts:
-        section.row(
-            describe_cause(part),
-            show_seconds(part.seconds),
-            _share(part.seconds, found.step_time),
-            str(part.count),
-            unit_range(part.units),
-            style=None if part.busy else "yellow",
-        )
+        if part not in small:
+            section.row(
+                describe_cause(part),
+                show_seconds(part.seconds),
+                _share(part.seconds, found.step_time),
+                str(part.count),
+                unit_range(part.units),
+                style=None if part.busy else "yellow",
+            )
+    if small:
+        rest = sum(part.seconds for part in small)
+        share = _share(rest, found.step_time)
+        section.row(f"{len(small)} shorter waits", show_seconds(rest), share, style="yellow")
     section.row("step", show_seconds(found.step_time), "100.0%", style="bold")
     return section
 
