@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any
 
@@ -193,18 +194,20 @@ class Result:
         A unit gathered again while its last gathering is not yet reusable counts twice.
         """
         alive: dict[int, int] = {}
-        pending: list[tuple[float, int]] = []
+        pending: list[tuple[float, int]] = []  # a heap of (reusable from, gathering)
         most = 0
         for buffer, is_malloc, time in self._unsharded_events():
             if not is_malloc:
                 end = max((op.end or float("inf") for op in buffer.pending), default=time)
-                pending.append((end, buffer.unsharded))
+                heappush(pending, (end, buffer.unsharded))
                 continue
-            for entry in [e for e in pending if e[0] <= time]:
-                pending.remove(entry)
-                alive[entry[1]] -= 1
+            while pending and pending[0][0] <= time:
+                gathering = heappop(pending)[1]
+                alive[gathering] -= 1
+                if not alive[gathering]:
+                    del alive[gathering]
             alive[buffer.unsharded] = alive.get(buffer.unsharded, 0) + 1
-            most = max(most, sum(count > 0 for count in alive.values()))
+            most = max(most, len(alive))
         return most
 
     def _unsharded_events(self) -> Iterator[tuple[Any, bool, float]]:
