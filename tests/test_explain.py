@@ -140,6 +140,16 @@ def test_lower_bounds_and_exposure_of_the_chart_without_prefetch() -> None:
     assert sum(row.exposed for row in found.exposed) == textbook("overlap").exposed_communication
 
 
+def test_a_start_that_nothing_on_this_rank_explains_is_due_to_others() -> None:
+    result = textbook("overlap")
+    last = result.ops[-1]
+    assert span(last) == (34.5, 36.0)
+    last.start = 35.0  # as if another rank had come late
+    waits = {(p.cause, p.waits_for): p.seconds for p in explain(result).parts if not p.busy}
+    assert waits["other_ranks", "reduce_scatter"] == 0.5
+    assert waits["reduce_scatter", "reduce_scatter"] == 1.0
+
+
 # ---- laws
 
 
@@ -442,7 +452,8 @@ def test_text_fits_a_terminal_of_100_columns(
 
 def test_names_are_not_markup(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "markup.toml"
-    text = SIX_UNITS.replace('"layers.0"', '"[red]x[/blue]"')
+    text = SIX_UNITS.replace('"layers.0"', r'"[red]x[/blue]\u001b[31m"')
     path.write_text(f'title = "[bold]t[/]"\n{text}', encoding="utf-8")
     found = explained(capsys, str(path), "--no-remedies")
-    assert "[red]x[/blue]" in found and "[bold]t[/]" in found
+    assert "[red]x[/blue]\N{REPLACEMENT CHARACTER}[31m" in found and "[bold]t[/]" in found
+    assert "\x1b" not in found

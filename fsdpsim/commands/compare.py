@@ -91,14 +91,12 @@ def _draw(results: list[Result], path: Path) -> None:
 
 
 def _tables(found: Comparison) -> Iterator[RenderableType]:
-    from rich.text import Text
-
-    from fsdpsim.explain.tables import Section
+    from fsdpsim.explain.tables import Section, plain
     from fsdpsim.explain.text import as_value, describe_cause
     from fsdpsim.units import show_seconds
 
-    yield Text(f"A  {found.a}\nB  {found.b}", style="bold")
-    yield Text(_headline(found))
+    yield plain(f"A  {found.a}\nB  {found.b}", style="bold")
+    yield plain(_headline(found))
     settings = [s for s in found.settings if s.given or _matters(s)]
     if settings:
         section = Section("Settings that differ", "key", "A", "B")

@@ -32,11 +32,11 @@ MOST_ROWS = 8
 
 def explanation_tables(found: Explanation) -> Iterator[RenderableType]:
     """The explanation, section by section."""
-    yield Text(found.title or found.scenario, style="bold italic")
+    yield plain(found.title or found.scenario, style="bold italic")
     if found.oom is not None:
         yield _oom(found.oom)
     else:
-        yield Text(_headline(found))
+        yield plain(_headline(found))
         yield _parts(found)
         if found.held_by:
             yield _held_by(found)
@@ -46,6 +46,12 @@ def explanation_tables(found: Explanation) -> Iterator[RenderableType]:
             yield _exposed(found)
         if found.peak is not None:
             yield _peak(found.peak)
+
+
+def plain(text: str, style: str = "") -> Text:
+    """Text that may hold names from a scenario: neither markup nor control characters."""
+    shown = (c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return Text("".join(shown), style=style)
 
 
 class Section:
@@ -62,10 +68,10 @@ class Section:
 
     def row(self, *cells: str, style: str | None = None) -> None:
         """Add a row of plain text: names from the scenario are not markup."""
-        self.table.add_row(*map(Text, cells), style=style)
+        self.table.add_row(*map(plain, cells), style=style)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(f"\n{self.title}", style="bold")
+        yield plain(f"\n{self.title}", style="bold")
         yield self.table
 
 
@@ -181,7 +187,7 @@ def _peak(peak: Peak) -> RenderableType:
         f"Beside it {show_bytes(freed)} freed but waiting for events, {show_bytes(cached)} cached: "
         f"{show_bytes(peak.reserved)} reserved then, {show_bytes(peak.peak_reserved)} at most."
     )
-    return Group(_owners(title, peak.categories, peak.owners), Text(levels))
+    return Group(_owners(title, peak.categories, peak.owners), plain(levels))
 
 
 def _owners(title: str, categories: Sequence[Owner], owners: Sequence[Owner]) -> Section:
@@ -219,7 +225,7 @@ UNUSABLE = {
 def _oom(oom: OomCause) -> RenderableType:
     report = oom.report
     op = f", for {oom.next_op} of {oom.next_unit or 'the training loop'}" if oom.next_op else ""
-    text = Text(
+    text = plain(
         f"Out of memory at {show_seconds(oom.time)}, in {oom.phase} of iteration "
         f"{oom.iteration + 1}: {oom.buffer} of {oom.unit or 'the training loop'}{op}.\n"
         f"It asked for {show_bytes(report.requested)} ({oom.category}, stream {report.stream}), so "
@@ -252,7 +258,7 @@ def trial_tables(trials: Sequence[Trial], *, after_oom: bool) -> Iterator[Render
     if helps:
         yield _helping(helps)
     else:
-        yield Text("\nNone of the remedies tried helps.", style="bold")
+        yield plain("\nNone of the remedies tried helps.", style="bold")
     for verdict, words in (
         ("hurts", "Hurts"),
         ("no change", "Changes nothing"),
@@ -261,7 +267,7 @@ def trial_tables(trials: Sequence[Trial], *, after_oom: bool) -> Iterator[Render
         rest = [t for t in trials if t.verdict == verdict]
         if rest:
             named = [f"{t.text}{_loss(t)}" for t in rest]
-            yield Text(f"{words}: {'; '.join(named)}", style="dim")
+            yield plain(f"{words}: {'; '.join(named)}", style="dim")
 
 
 def _helping(trials: Sequence[Trial]) -> Section:
@@ -326,7 +332,7 @@ def _oom_trials(trials: Sequence[Trial]) -> Iterator[RenderableType]:
             )
         yield section
     else:
-        yield Text("\nNone of the remedies tried alone avoids it.", style="bold")
+        yield plain("\nNone of the remedies tried alone avoids it.", style="bold")
     failing = [f"{t.text} (at {t.oom})" for t in trials if not t.fits]
     if failing:
-        yield Text(f"Does not avoid it: {'; '.join(failing)}", style="dim")
+        yield plain(f"Does not avoid it: {'; '.join(failing)}", style="dim")
