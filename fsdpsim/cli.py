@@ -16,7 +16,19 @@ from typing import NoReturn
 from fsdpsim import __version__
 
 #: Commands in the order of ``--help``; each is a module of :mod:`fsdpsim.commands`.
-COMMANDS = ("run", "check", "plot", "order", "explain", "compare", "sweep", "tune", "ledger")
+COMMANDS = (
+    "run",
+    "check",
+    "plot",
+    "order",
+    "explain",
+    "compare",
+    "sweep",
+    "tune",
+    "ledger",
+    "trace",
+    "snapshot",
+)
 
 
 class _Parser(argparse.ArgumentParser):
