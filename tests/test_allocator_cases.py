@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Generator, Hashable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from allocator_programs import ManualDevice
 
 from fsdpsim.allocator import (
     AllocatorSettings,
     Block,
     CachingAllocator,
-    CudaFree,
-    DriverCall,
     OutOfMemoryError,
-    SynchronizeEvents,
-    Unmap,
 )
 
 #: key of ``expect`` -> key of ``memory_stats``
@@ -41,42 +36,6 @@ STATISTICS = {
     "small_pool_reserved": "reserved_bytes.small_pool.current",
     "large_pool_reserved": "reserved_bytes.large_pool.current",
 }
-
-
-class ManualDevice:
-    """Work counts per stream: an event is complete once the work enqueued before it is done."""
-
-    def __init__(self) -> None:
-        self.enqueued: Counter[Hashable] = Counter()
-        self.done: Counter[Hashable] = Counter()
-
-    def record_event(self, stream: Hashable) -> tuple[Hashable, int]:
-        return stream, self.enqueued[stream]
-
-    def query(self, event: object) -> bool:
-        assert isinstance(event, tuple)
-        stream, count = event
-        return self.done[stream] >= count
-
-    def wait_for(self, call: DriverCall) -> None:
-        match call:
-            case CudaFree():
-                self.done.update(self.enqueued - self.done)
-            case Unmap(stream=stream):
-                self.finish(stream, self.enqueued[stream])
-            case SynchronizeEvents(events=events):
-                for stream, count in events:
-                    self.finish(stream, count)
-
-    def finish(self, stream: Hashable, count: int) -> None:
-        self.done[stream] = max(self.done[stream], count)
-
-    def run(self, steps: Generator[DriverCall, None, Block | None]) -> Block | None:
-        try:
-            while True:
-                self.wait_for(next(steps))
-        except StopIteration as stop:
-            return stop.value
 
 
 class CaseRunner:
@@ -171,6 +130,8 @@ def read_cases(path: Path) -> list[dict[str, Any]]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" not in metafunc.fixturenames:
+        return
     cases = read_cases(metafunc.config.getoption("--allocator-cases"))
     metafunc.parametrize("case", [pytest.param(case, id=case["id"]) for case in cases])
 

@@ -103,7 +103,11 @@ class DeviceMemory:
         self.used -= round_up(size, ROUND_LARGE)
 
     def place(self, size: int) -> int:
-        """Return the address of a new segment or virtual range of ``size`` bytes."""
+        """Return the address of a new segment of ``size`` bytes."""
         address = self._next_address
         self._next_address += round_up(size, ROUND_LARGE) + ROUND_LARGE
         return address
+
+    def place_range(self, size: int) -> int:
+        """Return the base of a new virtual range of ``size`` bytes."""
+        return self.place(size)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Generator, Hashable
+from collections.abc import Generator, Hashable, Iterator
 from typing import Any, TypeVar
 
 from fsdpsim.allocator import report
@@ -41,7 +41,7 @@ from fsdpsim.allocator.sizes import (
     round_size,
     segment_size,
 )
-from fsdpsim.allocator.stats import AllocatorStats, Count, PoolStats, settle
+from fsdpsim.allocator.stats import AllocatorStats, Count, PooledCount, PoolStats, settle
 
 Result = TypeVar("Result")
 
@@ -439,19 +439,20 @@ class CachingAllocator:
 
     def reset_peak_memory_stats(self) -> None:
         """Set every peak to the current value."""
-        for count in (*self.stats.counts().values(), *self._oversize()):
+        for count in self._counts():
             count.reset_peak()
 
     def reset_accumulated_memory_stats(self) -> None:
         """Count increases, decreases and events from now on."""
-        for count in (*self.stats.counts().values(), *self._oversize()):
+        for count in self._counts():
             count.reset_accumulated()
         self.num_alloc_retries = self.num_ooms = 0
         self.num_sync_all_streams = self.num_oom_rejections = 0
         self.reserved.num_device_alloc = self.reserved.num_device_free = 0
 
-    def _oversize(self) -> tuple[Count, Count]:
-        return self.oversize_allocations, self.reserved.oversize_segments
+    def _counts(self) -> Iterator[PooledCount | Count]:
+        yield from self.stats.counts().values()
+        yield from (self.oversize_allocations, self.reserved.oversize_segments)
 
     def _out_of_memory(self, free_list: FreeList, size: int, nbytes: int) -> OutOfMemoryError:
         self.num_ooms += 1

@@ -17,8 +17,15 @@ from fsdpsim.allocator.sizes import UNLIMITED
 
 
 def _free_blocks(pool: BlockPool) -> Iterator[Block]:
-    for free_list in pool.free_lists.values():
+    """Yield the free blocks in torch's order: by stream, then size, then address."""
+    for free_list in sorted(pool.free_lists.values(), key=_stream_order):
         yield from free_list.blocks
+
+
+def _stream_order(free_list: FreeList) -> tuple[int, str]:
+    """Order streams by handle, as torch does; streams with names come after those with handles."""
+    stream = free_list.stream
+    return (stream, "") if isinstance(stream, int) else (1 << 64, str(stream))
 
 
 def collect_garbage(

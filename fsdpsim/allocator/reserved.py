@@ -143,7 +143,7 @@ class ReservedMemory:
 
     def _new_range(self, free_list: FreeList) -> Block:
         size = expandable.range_size(self.total_memory, free_list.pool.page_size)
-        address = self.memory.place(size)
+        address = self.memory.place_range(size)
         head = self._new_segment(free_list, address, size, expandable=True).head
         free_list.insert_unmapped(head)
         return head

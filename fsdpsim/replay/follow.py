@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from fsdpsim.allocator import AllocatorSettings, CachingAllocator, OutOfMemoryError
 from fsdpsim.allocator.restore import restore
+from fsdpsim.allocator.sizes import SMALL_SIZE
 from fsdpsim.replay.ranges import PoolOf, RangeBases
 from fsdpsim.replay.recording import FLUSHES, GROWTHS, Event, Recording
 from fsdpsim.replay.run import Addresses, Completions, Pass, segment_states
@@ -46,12 +47,12 @@ class Flush:
 class _RecordedMemory(Addresses):
     """Grants memory when the recording shows it granted, at the recorded address."""
 
-    def __init__(self, above: int, bases: dict[int, int]) -> None:
+    def __init__(self, above: int) -> None:
         super().__init__(ENDLESS, above)
-        self.bases = bases
         self.expected: list[tuple[int, Event]] = []
         self.emitted: list[tuple[str, int, int]] = []
         self.refuse_unexpected = False
+        self.range_base: int | None = None
 
     def expect(self, events: list[tuple[int, Event]], *, refuse_unexpected: bool = False) -> None:
         self.expected = events
@@ -75,8 +76,10 @@ class _RecordedMemory(Addresses):
         following = self._next()
         if following is None or following[1].action not in GROWTHS:
             return super().place(size)
-        index, event = following
-        return self.bases.get(index, event.address)
+        return following[1].address
+
+    def place_range(self, size: int) -> int:
+        return super().place(size) if self.range_base is None else self.range_base
 
 
 class Follower:
@@ -94,7 +97,8 @@ class Follower:
         bases = RangeBases(recording, pool_of, runs)
         total = total_memory or max(ENDLESS >> 10, bases.extent)
         self.recording = recording
-        self.memory = _RecordedMemory(highest_address(recording), bases.opened)
+        self.bases = bases
+        self.memory = _RecordedMemory(highest_address(recording))
         completions = Completions()
         allocator = CachingAllocator(
             capacity=ENDLESS,
@@ -114,6 +118,12 @@ class Follower:
         self._group: list[tuple[int, Event]] = []
         self._completed: list[int] = []
         self.replay.free_pending(initial)
+
+    @property
+    def failed_first(self) -> bool:
+        """Whether the very first request already went otherwise."""
+        first = first_request(self.recording.events)
+        return any(mismatch.event <= first for mismatch in self.mismatches)
 
     def run(self) -> None:
         """Go through the trace."""
@@ -171,6 +181,9 @@ class Follower:
             self._note_needed(index, event)
         else:
             self._complete()
+        first = self._group[0][0] if self._group else index
+        small = allocator.rounded(event.size) <= SMALL_SIZE
+        self.memory.range_base = self.bases.next_base(event.stream, small, first)
         self.memory.expect(self._group, refuse_unexpected=failed)
         self._group = []
         self._malloc(index, event, failed)
@@ -240,6 +253,12 @@ def is_immediate(events: tuple[Event, ...], index: int) -> bool:
         and completed.action == "free_completed"
         and requested.address == completed.address
     )
+
+
+def first_request(events: tuple[Event, ...]) -> int:
+    """Return the index of the first request; -1 if there is none."""
+    requests = (index for index, event in enumerate(events) if event.action in ("alloc", "oom"))
+    return next(requests, -1)
 
 
 def highest_address(recording: Recording) -> int:

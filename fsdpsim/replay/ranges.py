@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 
 from fsdpsim.allocator.sizes import SMALL_SIZE, round_size
-from fsdpsim.replay.recording import Recording
+from fsdpsim.replay.recording import Event, Recording
 from fsdpsim.replay.spans import Spans
 
 
@@ -32,13 +32,14 @@ class PoolOf:
             if event.action in ("alloc", "free_completed") and expandable.find(event.address):
                 small = event.size > 0 and round_size(event.size, divisions) <= SMALL_SIZE
                 known.setdefault(event.stream, {})[event.address] = small
+        self._large_page = recording.settings.large_segment_size
         self._known = {stream: sorted(pools.items()) for stream, pools in known.items()}
 
-    def is_small(self, stream: int, address: int) -> bool:
-        """Return whether ``address`` on ``stream`` belongs to the small pool."""
+    def is_small(self, stream: int, address: int, size: int) -> bool:
+        """Return whether a run of ``size`` bytes at ``address`` belongs to the small pool."""
         known = self._known.get(stream)
         if not known:
-            return False
+            return size % self._large_page != 0
         position = bisect_left(known, (address,))
         near = known[max(position - 1, 0) : position + 1]
         return min(near, key=lambda item: abs(item[0] - address))[1]
@@ -58,7 +59,8 @@ def _expandable_memory(recording: Recording) -> Spans:
 class RangeBases:
     """Bases of the virtual ranges: of those mapped at the start, and of those opened later.
 
-    ``initial`` is by stream and pool, ``opened`` by the index of the range's first map event.
+    ``initial`` is by stream and pool; ``opened`` lists, by stream and pool, the ranges opened
+    later as (index of the first map event, base).
     ``extent`` is the largest number of bytes between a base and the end of a mapping.
     """
 
@@ -66,36 +68,36 @@ class RangeBases:
         self, recording: Recording, pool_of: PoolOf, runs: Iterable[tuple[int, bool, int, int]]
     ) -> None:
         self.initial: dict[tuple[int, bool], int] = {}
-        self.opened: dict[int, int] = {}
+        self.opened: dict[tuple[int, bool], list[tuple[int, int]]] = {}
         self.extent = 0
         self._mapped: dict[tuple[int, bool], int] = {}
-        self._first_map: dict[tuple[int, bool], int | None] = {}
-        self._ends: dict[tuple[int, bool], int] = {}
         for stream, is_small, address, size in runs:
-            self._map((stream, is_small), address, size, None)
+            key = stream, is_small
+            self._mapped[key] = self._mapped.get(key, 0) + size
+            self.initial[key] = min(address, self.initial.get(key, address))
+            self.extent = max(self.extent, address + size - self.initial[key])
         for index, event in enumerate(recording.events):
-            if event.action not in ("segment_map", "segment_unmap"):
-                continue
-            key = (event.stream, pool_of.is_small(event.stream, event.address))
-            if event.action == "segment_map":
-                self._map(key, event.address, event.size, index)
-            else:
-                self._mapped[key] = self._mapped.get(key, 0) - event.size
+            if event.action in ("segment_map", "segment_unmap"):
+                small = pool_of.is_small(event.stream, event.address, event.size)
+                self._follow((event.stream, small), index, event)
 
-    def _map(self, key: tuple[int, bool], address: int, size: int, index: int | None) -> None:
-        if self._mapped.get(key, 0) <= 0:
-            self._mapped[key] = 0
-            self._first_map[key] = index
-            self._ends[key] = 0
-        self._mapped[key] += size
-        self._ends[key] = max(self._ends[key], address + size)
-        first = self._first_map[key]
-        base = min(
-            address,
-            self.initial.get(key, address) if first is None else self.opened.get(first, address),
-        )
-        if first is None:
-            self.initial[key] = base
+    def _follow(self, key: tuple[int, bool], index: int, event: Event) -> None:
+        mapped = self._mapped.get(key, 0)
+        if event.action == "segment_unmap":
+            self._mapped[key] = mapped - event.size
+            return
+        self._mapped[key] = mapped + event.size
+        opened = self.opened.setdefault(key, [])
+        if not mapped:
+            opened.append((index, event.address))
+        elif opened:
+            opened[-1] = opened[-1][0], min(opened[-1][1], event.address)
         else:
-            self.opened[first] = base
-        self.extent = max(self.extent, self._ends[key] - base)
+            self.initial[key] = min(self.initial[key], event.address)
+        base = opened[-1][1] if opened else self.initial[key]
+        self.extent = max(self.extent, event.address + event.size - base)
+
+    def next_base(self, stream: int, is_small: bool, index: int) -> int | None:
+        """Return the base of the next range opened at or after event ``index``."""
+        opened = self.opened.get((stream, is_small), ())
+        return next((base for first, base in opened if first >= index), None)

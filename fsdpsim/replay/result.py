@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpsim.allocator import AllocatorSettings
-from fsdpsim.replay.follow import Follower, Mismatch
+from fsdpsim.replay.follow import Follower, Mismatch, first_request
 from fsdpsim.replay.recorded import Recorded, recorded
 from fsdpsim.replay.recording import (
     BLOCK_STATES,
@@ -71,7 +71,7 @@ class DeviceReplay:
     final_blocks_equal: bool
     """Whether the replay ends with exactly the segments and blocks of the snapshot."""
     fresh: Outcome | None
-    """With the recorded settings, but nothing cached at the start; None if nothing was."""
+    """With the recorded settings, but nothing cached at the start; None without overrides."""
     what_if: Outcome | None
     """With the overrides, nothing cached at the start; None without overrides."""
     capacity: int | None
@@ -168,9 +168,12 @@ def _replay_device(
 ) -> DeviceReplay:
     chosen = None if overrides is None else _overridden(recording.settings, overrides)
     initial = undo(recording)
+    follower = _follow(recording, initial, given)
+    if initial.extents and follower.failed_first:
+        recording = _without_first_request(recording)
+        initial = undo(recording)
+        follower = _follow(recording, initial, given)
     happened = recorded(recording, initial)
-    follower = Follower(recording, initial, given.total_memory)
-    follower.run()
     known = given
     if given.capacity is None:
         known = replace(given, capacity=happened.oom_capacity)
@@ -193,11 +196,24 @@ def _replay_device(
         replayed=follower.replay.outcome(),
         mismatches=tuple(follower.mismatches),
         final_blocks_equal=_same_blocks(recording, follower),
-        fresh=fresh(recording.settings) if initial.extents or known.capacity else None,
+        fresh=None if chosen is None else fresh(recording.settings),
         what_if=None if chosen is None else fresh(chosen),
         capacity=known.capacity,
         notes=tuple(_notes(recording, initial, follower, known, given)),
     )
+
+
+def _follow(recording: Recording, initial: InitialState, given: Limits) -> Follower:
+    follower = Follower(recording, initial, given.total_memory)
+    follower.run()
+    return follower
+
+
+def _without_first_request(recording: Recording) -> Recording:
+    """Start behind the first request: a trace may begin between its driver calls and its end."""
+    first = first_request(recording.events)
+    note = "the trace begins in the middle of a request, which is left out"
+    return replace(recording, events=recording.events[first + 1 :], notes=(*recording.notes, note))
 
 
 def _overridden(

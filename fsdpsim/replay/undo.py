@@ -140,7 +140,7 @@ class _Memory:
         held = list(self.segments.values())
         for stream, spans in self.mapped.items():
             for start, end in spans:
-                small = self.pool_of.is_small(stream, start)
+                small = self.pool_of.is_small(stream, start, end - start)
                 held.append(
                     Extent(
                         address=start,
