@@ -40,6 +40,7 @@ class Op:
         "launch_seconds",
         "name",
         "phase",
+        "rendezvous",
         "seconds",
         "start",
         "stream",
@@ -77,6 +78,8 @@ class Op:
         self.start: float | None = None
         self.end: float | None = None
         self.finished = False
+        self.rendezvous: Rendezvous | None = None
+        """Several ranks: where this collective meets those of the other members of its group."""
         self.waiters: list[Callable[[], object]] | None = None
 
     def __repr__(self) -> str:
@@ -126,10 +129,24 @@ class Memory(Protocol):
         """Free ``buffer`` at this host time."""
 
 
+class Rendezvous(Protocol):
+    """Where one collective's ops on several ranks wait for each other."""
+
+    def arrive(self, begin: Callable[[], object]) -> bool:
+        """Whether all members are here now; if not, ``begin`` is called when the last one comes."""
+
+
+class Contention(Protocol):
+    """What makes ops that run at the same time slower; None in its place: nothing does."""
+
+    def begin(self, op: Op, finish: Callable[[], object]) -> None:
+        """Run ``op``; call ``finish`` at its end, whenever that will be."""
+
+
 Step = Op | HostWait | Action
 
 
-class _Timer(simpy.Event):
+class Timer(simpy.Event):
     """A triggered event that is scheduled again and again: half the cost of a new Timeout per op."""
 
     def __init__(self, env: simpy.Environment, *callbacks: Callable[[simpy.Event], None]) -> None:
@@ -138,7 +155,7 @@ class _Timer(simpy.Event):
         self._value = None
         self._armed = callbacks
 
-    def arm(self, delay: float) -> _Timer:
+    def arm(self, delay: float) -> Timer:
         """Trigger ``delay`` seconds from now."""
         self.callbacks = [*self._armed]
         self.env.schedule(self, delay=delay)
@@ -151,14 +168,17 @@ class Stream:
     Callbacks on one timer rather than a generator: exactly one SimPy event per op, the least there is.
     """
 
-    def __init__(self, env: simpy.Environment, name: str) -> None:
+    def __init__(
+        self, env: simpy.Environment, name: str, contention: Contention | None = None
+    ) -> None:
         self.env = env
         self.name = name
+        self.contention = contention
         self.queue: deque[Op] = deque()
         self.running: Op | None = None
         self.last: Op | None = None
         self._blocked = False
-        self._timer = _Timer(env, self._finish)
+        self._timer = Timer(env, lambda _: self._finish())
 
     def enqueue(self, op: Op) -> None:
         """Append ``op``; it starts at once if nothing is before it."""
@@ -176,19 +196,33 @@ class Stream:
                 self._blocked = True
                 dep.when_finished(self._unblock)
                 return
-        self.running = self.queue.popleft()
+        if op.rendezvous is not None and not op.rendezvous.arrive(self._met):
+            self._blocked = True
+            return
+        self._begin()
+
+    def _begin(self) -> None:
+        self.running = op = self.queue.popleft()
         op.start = now = self.env.now
-        op.end = now + op.seconds
-        self._timer.arm(op.seconds)
+        if self.contention is not None:
+            self.contention.begin(op, self._finish)
+        else:
+            op.end = now + op.seconds
+            self._timer.arm(op.seconds)
 
     def _unblock(self) -> None:
         self._blocked = False
         self._start_next()
 
-    def _finish(self, _: simpy.Event) -> None:
+    def _met(self) -> None:
+        self._blocked = False
+        self._begin()
+
+    def _finish(self) -> None:
         op, self.running = self.running, None
         assert op is not None
         op.finished = True
+        op.end = self.env.now
         if op.waiters is not None:
             for callback in op.waiters:
                 callback()
@@ -218,16 +252,20 @@ class Host:
     """The CPU issue thread of one rank: runs its steps in order and ahead of the GPU."""
 
     def __init__(
-        self, env: simpy.Environment, streams: Sequence[str], memory: Memory | None = None
+        self,
+        env: simpy.Environment,
+        streams: Sequence[str],
+        memory: Memory | None = None,
+        contention: Contention | None = None,
     ) -> None:
         self.env = env
         self.memory = memory
-        self.streams = {name: Stream(env, name) for name in streams}
+        self.streams = {name: Stream(env, name, contention) for name in streams}
         self.communicators: defaultdict[str, Communicator] = defaultdict(Communicator)
 
     def run(self, steps: Sequence[Step]) -> Process:
         """The host's process."""
-        env, clock = self.env, _Timer(self.env)
+        env, clock = self.env, Timer(self.env)
         for step in steps:
             if type(step) is Op:
                 if step.launch_seconds:
@@ -252,16 +290,32 @@ class Host:
                 yield done
 
 
+def start(
+    env: simpy.Environment,
+    steps: Sequence[Step],
+    memory: Memory | None = None,
+    contention: Contention | None = None,
+) -> Host:
+    """Put one rank's host and streams into ``env``; they run when ``env`` does."""
+    streams = dict.fromkeys(step.stream for step in steps if type(step) is Op)
+    host = Host(env, list(streams), memory, contention)
+    env.process(host.run(steps))
+    return host
+
+
 def run(steps: Sequence[Step], memory: Memory | None = None) -> None:
     """Run one rank's ``steps`` to the end; times are written into the ops and waits.
 
     Raises ``RuntimeError`` if an op never ran: the steps wait for something that was never issued.
     """
-    ops = [step for step in steps if type(step) is Op]
     env = simpy.Environment()
-    host = Host(env, list(dict.fromkeys(op.stream for op in ops)), memory)
-    env.process(host.run(steps))
+    start(env, steps, memory)
     env.run()
-    for op in ops:
-        if not op.finished:
+    check_all_ran(steps)
+
+
+def check_all_ran(steps: Sequence[Step]) -> None:
+    """Raise ``RuntimeError`` for an op that never ran."""
+    for op in steps:
+        if type(op) is Op and not op.finished:
             raise RuntimeError(f"{op!r} never ran: it waits for an op that was never issued")

@@ -15,20 +15,28 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
 
-from fsdpsim.units import Bytes, BytesOrZero, BytesPerSecond, FlopPerSecond, SecondsOrZero
+from fsdpsim.faults import Fault, FaultsError
+from fsdpsim.units import (
+    Bytes,
+    BytesOrZero,
+    BytesPerSecond,
+    Count,
+    FlopPerSecond,
+    SecondsOrZero,
+    Share,
+    shown,
+)
 
 DEFAULT_GPU = "H100-SXM-80GB"
 PRESETS = Path(__file__).with_name("presets")
 
-Share = Annotated[float, Field(gt=0, le=1)]
-Factor = Annotated[float, Field(ge=1)]
-Count = Annotated[int, Field(ge=1)]
+Factor = Annotated[float, Field(ge=1, strict=True)]
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ProtocolCost(_Table):
@@ -56,9 +64,9 @@ class NcclCosts(_Table):
     """Simple: chunks of hundreds of KiB, a flag for each."""
     ll_max_bandwidth: BytesPerSecond
     """Ceiling of LL's bus bandwidth that NCCL's tuner assumes when it picks a protocol."""
-    tail: Annotated[float, Field(ge=0)]
+    tail: Annotated[float, Field(ge=0, strict=True)]
     """Chunk times that Simple spends outside the ring's steady state, per pass over the ring."""
-    nvls: bool
+    nvls: StrictBool
     """NVLink SHARP: the NVSwitch reduces; all-reduce only."""
     nvls_latency: SecondsOrZero
     """Seconds of an NVLS all-reduce of nothing."""
@@ -124,7 +132,7 @@ class Hardware(_Table):
     """Share of the peak that fused attention reaches forward, counting the FLOPs it executes."""
     attention_backward_efficiency: Share
     """The same for its backward, whose FLOPs are 2.5 times the forward's."""
-    efficiency: Annotated[float, Field(gt=0)] = 1.0
+    efficiency: Annotated[float, Field(gt=0, strict=True)] = 1.0
     """Calibration: all rooflines times this. 1.0 means that nothing was calibrated."""
 
     memory: Bytes
@@ -181,6 +189,8 @@ class Hardware(_Table):
     inter_node_in_training: Share = 0.57
     """The same for rings over nodes whose network is as fast as NVLink; a slow one loses less."""
     # GEMMs 70.6 % of the peak under collectives in NeMo's report against 77.5 % alone; and 1 / 0.8.
+    contention: bool = False
+    """Model that kernels and collectives slow each other down while they overlap."""
     compute_slowdown: Factor = 1.10
     """Contention: kernels take this many times longer while a collective runs."""
     communication_slowdown: Factor = 1.25
@@ -240,7 +250,7 @@ def preset_names() -> list[str]:
 def read_preset(name: str) -> dict[str, Any]:
     """The table of one preset. An unknown name is a ``ValueError`` that lists the presets."""
     if not isinstance(name, str) or name not in preset_names():
-        raise ValueError(_unknown_preset(name))
+        raise FaultsError(Fault("gpu", _unknown_preset(name)))
     return _read(name)
 
 
@@ -266,4 +276,4 @@ def _unknown_preset(name: object) -> str:
     near = [n for n in names if written and n.casefold().startswith(written)]
     near += difflib.get_close_matches(str(name).upper(), names, n=1, cutoff=0.4)
     nearest = f'; did you mean "{near[0]}"?' if near else "."
-    return f"{name!r} is not a GPU preset{nearest} Presets: {', '.join(names)}"
+    return f"{shown(name)} is not a GPU preset{nearest} Presets: {', '.join(names)}"

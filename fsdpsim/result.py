@@ -46,7 +46,10 @@ class Result:
     workload: Workload
     costs: Costs
     program: Program
+    """What rank 0 ran."""
     memory: GpuMemory
+    ranks: tuple[Program, ...] = ()
+    """What every simulated rank ran; with more than one, ranks differ by [noise]."""
 
     @cached_property
     def ops(self) -> list[Op]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 
-from fsdpsim import engine
 from fsdpsim.allocator import OutOfMemoryError
 from fsdpsim.collectives import Group, replicate_group, shard_group
+from fsdpsim.contention import SharedGpu
 from fsdpsim.costs import Costs
 from fsdpsim.engine import Op
 from fsdpsim.given import given_seconds, given_workload
@@ -23,7 +23,9 @@ from fsdpsim.kernels import (
 )
 from fsdpsim.memory import GpuMemory, MemoryEvent
 from fsdpsim.model import form_units
+from fsdpsim.noise import disturb
 from fsdpsim.program import Program
+from fsdpsim.ranks import ContentionFactory, Rank, run_ranks
 from fsdpsim.result import Result
 from fsdpsim.scenario import Problem, Scenario, ScenarioError
 from fsdpsim.scenario.runtimes import Ddp, Fsdp2
@@ -51,18 +53,57 @@ MemoryHook = Callable[[MemoryEvent], object]
 
 
 def simulate(scenario: Scenario, *, on_memory_event: MemoryHook | None = None) -> Result:
-    """Simulate ``scenario`` on one rank that stands for all.
+    """Simulate ``scenario`` on one rank that stands for all, or with [noise] on all ranks.
 
-    A predicted out-of-memory is a result, not an error. ``on_memory_event`` is called for
-    each event of a torch memory snapshot.
+    A predicted out-of-memory is a result, not an error. ``on_memory_event`` is called for each event
+    of a torch memory snapshot of rank 0.
     """
     costs = build_costs(scenario)
     workload = build_workload(scenario, costs)
-    program = record(scenario, workload, costs)
-    memory = build_memory(scenario, program, on_memory_event)
+    ranks = []
+    for number in range(scenario.world_size if scenario.noise is not None else 1):
+        program = record(scenario, workload, costs)
+        if scenario.noise is not None:
+            disturb(program, scenario.noise, number)
+        hook = on_memory_event if number == 0 else None
+        ranks.append(Rank(program, build_memory(scenario, program, hook)))
     with suppress(OutOfMemoryError):  # memory.oom says where; what had not run by then never will
-        engine.run(program.steps, memory)
-    return Result(scenario=scenario, workload=workload, costs=costs, program=program, memory=memory)
+        run_ranks(ranks, partial(_membership, scenario, costs), _contention(scenario, costs))
+    return Result(
+        scenario=scenario,
+        workload=workload,
+        costs=costs,
+        program=ranks[0].program,
+        memory=ranks[0].memory,
+        ranks=tuple(rank.program for rank in ranks),
+    )
+
+
+def _membership(scenario: Scenario, costs: Costs, op: Op, rank: int) -> tuple[Hashable, int]:
+    """Which communicator ``op`` runs on, as seen from ``rank``, and how many ranks it has.
+
+    Neighbours form shard groups; every F-th rank has the same shard and is in one replicate group.
+    """
+    group = op.collective.group
+    size = costs.groups[group].ranks
+    index = rank % scenario.shard_factor if group == "replicate" else rank // size
+    return (op.communicator, index), size
+
+
+def _contention(scenario: Scenario, costs: Costs) -> ContentionFactory | None:
+    """With ``hardware.contention``, what makes ops that run at the same time slower."""
+    hardware = scenario.device
+    if not hardware.contention:
+        return None
+    links = {
+        name: "network" if group.nodes > 1 else "nvlink" for name, group in costs.groups.items()
+    }
+    return partial(
+        SharedGpu,
+        link_of=links,
+        compute_slowdown=hardware.compute_slowdown,
+        communication_slowdown=hardware.communication_slowdown,
+    )
 
 
 def record(scenario: Scenario, workload: Workload, costs: Costs) -> Program:
@@ -137,6 +178,8 @@ def _freeze(unit: Unit, patterns: tuple[str, ...]) -> Unit:
 def build_costs(scenario: Scenario, workload: Workload | None = None) -> Costs:
     """The cost model: given durations where the scenario has them, else the hardware's."""
     hardware, factor = scenario.device, scenario.shard_factor
+    if hardware.contention:  # which then slows collectives down instead of these factors
+        hardware = hardware.stand_alone()
     groups = {
         "shard": shard_group(hardware, factor),
         "replicate": replicate_group(hardware, factor),

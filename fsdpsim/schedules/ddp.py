@@ -132,7 +132,14 @@ class DdpRuntime(Runtime):
             self.reduced.append(program.record_event())
 
     def final_callback(self) -> None:
-        """``finalize_backward``: wait for the reductions and copy the averages back."""
+        """``finalize_backward``: wait for the reductions and copy the averages back.
+
+        Buckets with parameters that no call has used are reduced here (``find_unused_parameters``).
+        """
+        if self.sync_gradients:
+            for bucket in self.buckets[self.next_bucket :]:
+                self._all_reduce(bucket)
+            self.next_bucket = len(self.buckets)
         for event, bucket in zip(self.reduced, self.buckets, strict=False):
             self.program.wait_event(COMPUTE, event)
             if not self.settings.gradient_as_bucket_view:

@@ -1,0 +1,86 @@
+"""Ops that run at the same time on one GPU slow each other down.
+
+A kernel takes ``compute_slowdown`` times longer while a collective runs, a collective
+``communication_slowdown`` times longer while a kernel runs, and collectives on one link share its
+bandwidth equally. The factors are those of :class:`fsdpsim.hardware.Hardware`, with their sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import simpy
+
+from fsdpsim.engine import Op
+
+
+@dataclass(slots=True)
+class _Running:
+    """An op under way: what is left of it (seconds at full speed) as of ``since``."""
+
+    op: Op
+    finish: Callable[[], object]
+    left: float
+    since: float
+    slowdown: float = 1.0
+    version: int = 0
+    """Grows with each change of speed, so that the end foreseen before is recognised as void."""
+
+
+class SharedGpu:
+    """The contention of one rank's GPU and links."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        link_of: Mapping[str, str],
+        *,
+        compute_slowdown: float,
+        communication_slowdown: float,
+    ) -> None:
+        """``link_of`` maps a collective's group to the link that it is bound by."""
+        self.env = env
+        self.link_of = link_of
+        self.compute_slowdown = compute_slowdown
+        self.communication_slowdown = communication_slowdown
+        self.running: dict[Op, _Running] = {}
+
+    def begin(self, op: Op, finish: Callable[[], object]) -> None:
+        """Run ``op``; ``finish`` is called at its end."""
+        self.running[op] = _Running(op, finish, op.seconds, self.env.now)
+        self._change_speeds(begun=op)
+
+    def _change_speeds(self, begun: Op | None = None) -> None:
+        links = [self._link(op) for op in self.running if op.collective is not None]
+        computes = len(links) < len(self.running)
+        for entry in self.running.values():
+            slowdown = self._slowdown(entry.op, links, computes=computes)
+            if slowdown == entry.slowdown and entry.op is not begun:
+                continue
+            now = self.env.now
+            entry.left -= (now - entry.since) / entry.slowdown
+            entry.since, entry.slowdown = now, slowdown
+            entry.version += 1
+            self._foresee_end(entry)
+
+    def _slowdown(self, op: Op, links: list[str], *, computes: bool) -> float:
+        if op.collective is None:
+            return self.compute_slowdown if links else 1.0
+        shared = links.count(self._link(op))
+        return shared * (self.communication_slowdown if computes else 1.0)
+
+    def _link(self, op: Op) -> str:
+        return self.link_of.get(op.collective.group, op.collective.group)
+
+    def _foresee_end(self, entry: _Running) -> None:
+        version = entry.version
+
+        def end(_: simpy.Event) -> None:
+            if entry.version == version:
+                del self.running[entry.op]
+                entry.finish()
+                self._change_speeds()
+
+        timeout = self.env.timeout(max(entry.left, 0.0) * entry.slowdown)
+        timeout.callbacks.append(end)
