@@ -81,12 +81,13 @@ def sharding_factors(scenario: Scenario) -> Iterator[Changes]:
         factor *= 2
 
 
-def _strategy(fsdp: Fsdp1, factor: int, world: int) -> str | None:
-    if fsdp.sharding_strategy not in ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2"):
-        return None
+def _strategy(fsdp: Fsdp1, factor: int, world: int) -> str:
     if factor == 1:
         return "NO_SHARD"
-    return "SHARD_GRAD_OP" if factor == world else "_HYBRID_SHARD_ZERO2"
+    keeps = fsdp.sharding_strategy in ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2")
+    if factor == world:
+        return "SHARD_GRAD_OP" if keeps else "FULL_SHARD"
+    return "_HYBRID_SHARD_ZERO2" if keeps else "HYBRID_SHARD"
 
 
 def half_micro_batch(scenario: Scenario) -> Iterator[Changes]:

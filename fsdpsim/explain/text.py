@@ -94,6 +94,4 @@ def as_value(value: Any) -> str:
         return "{ " + ", ".join(f"{k} = {as_value(v)}" for k, v in value.items()) + " }"
     if isinstance(value, str):
         return value
-    if value is None:
-        return "(default)"
     return json.dumps(value)
