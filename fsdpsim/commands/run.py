@@ -31,11 +31,9 @@ def run(args: argparse.Namespace) -> int:
     results = [simulate(scenario) for scenario in common.load_scenarios(args)]
     summaries = [summary(result) for result in results]
     if args.output is not None:
-        from fsdpsim.outputs import write_everything
+        from fsdpsim.outputs import write_all
 
-        for result in results:
-            folder = args.output if len(results) == 1 else args.output / result.scenario.name
-            write_everything(result, folder)
+        write_all(results, args.output)
     if args.json:
         common.print_json(summaries if len(summaries) > 1 else summaries[0])
     else:
