@@ -29,7 +29,7 @@ from fsdpsim.allocator.errors import (
     RequestTooLargeError,
     UnsupportedSettingsError,
 )
-from fsdpsim.allocator.expandable import expanded_size
+from fsdpsim.allocator.expandable import expanded_size, find_growable
 from fsdpsim.allocator.release import collect_garbage, release_available, release_blocks
 from fsdpsim.allocator.reserved import EventHook, ReservedMemory
 from fsdpsim.allocator.settings import AllocatorSettings
@@ -154,11 +154,18 @@ class CachingAllocator:
         return segment_size(self.rounded(nbytes), self._settings.large_segment_size)
 
     def is_cached(self, nbytes: int, stream: Hashable) -> bool:
-        """Whether a free block would serve ``nbytes`` (> 0) now; changes nothing, polls nothing."""
+        """Whether ``nbytes`` (> 0) would be served now without a driver call; changes nothing.
+
+        With expandable segments a free block that the search refuses as oversize still serves:
+        growing starts from it and finds nothing missing.
+        """
         size = self.rounded(nbytes)
         free_list = (self.small if size <= SMALL_SIZE else self.large).free_list(stream)
         position = bisect_left(free_list.keys, size << SIZE_SHIFT)
-        return self._candidate(free_list, position, size) < len(free_list.keys)
+        if self._candidate(free_list, position, size) < len(free_list.keys):
+            return True
+        start = find_growable(free_list, size) if self._expandable else None
+        return start is not None and start.state == FREE and start.size >= size
 
     def _null_block(self, nbytes: int) -> Block:
         if nbytes == 0:

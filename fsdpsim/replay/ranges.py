@@ -17,7 +17,7 @@ from fsdpsim.replay.spans import Spans
 class PoolOf:
     """Tells the pool of an address in expandable memory, from what is known to lie near it.
 
-    Ranges of different pools are further apart than the size of the device, so the nearest
+    Only whole large pages belong to the large pool. Beyond that, ranges of different pools are further apart than the size of the device, so the nearest
     address of known pool on the same stream is in the same range.
     """
 
@@ -38,7 +38,7 @@ class PoolOf:
     def is_small(self, stream: int, address: int, size: int) -> bool:
         """Return whether a run of ``size`` bytes at ``address`` belongs to the small pool."""
         known = self._known.get(stream)
-        if not known:
+        if size % self._large_page or not known:
             return size % self._large_page != 0
         position = bisect_left(known, (address,))
         near = known[max(position - 1, 0) : position + 1]
