@@ -20,6 +20,9 @@ from fsdpsim.scenario.runtimes import Table
 #: More points than this are refused: no one waits for them, and a slip in a range makes them.
 MAX_POINTS = 10_000_000
 
+#: The same for the values of one range.
+MAX_RANGE = 10_000
+
 #: Keys of the whole scenario that ``where`` may read beside those of the file.
 DERIVED = ("world_size", "replicas")
 
@@ -49,11 +52,12 @@ class Range(Table):
         first, last = Fraction(str(self.first)), Fraction(str(self.last))
         step, factor = Fraction(str(self.step or 0)), Fraction(str(self.factor or 1))
         whole = all(isinstance(n, int) for n in (self.first, self.step or 0, self.factor or 1))
-        for _ in range(MAX_POINTS):
+        for _ in range(MAX_RANGE):
             if first > last:
                 return
             yield int(first) if whole else float(first)
             first = first * factor + step
+        raise ValueError(f"a range of more than {MAX_RANGE:,} values")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +192,7 @@ def check_keys(table: SweepTable, schema: type[BaseModel], runtime: type[BaseMod
 def _fault(key: str, schema: type[BaseModel], runtime: type[BaseModel] | None) -> str:
     """What is wrong with one key, or nothing."""
     *path, last = split_key(key)
-    if not path and last in ("sweep", "title"):
+    if (*path, last)[0] in ("sweep", "title"):
         return f"{key} cannot be swept"
     inside: list[Any] = [schema]
     for depth, part in enumerate((*path, last)):

@@ -12,7 +12,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from fsdpsim import __version__
@@ -20,7 +19,7 @@ from fsdpsim.files import OutputError, make_directory, write_text, write_with
 from fsdpsim.sweeps.grid import Grid
 from fsdpsim.sweeps.row import Row, flatten
 
-MANIFEST, ROWS, TABLE = "sweep.json", "results.jsonl", "results.csv"
+MANIFEST, ROWS, TABLE, LOCK = "sweep.json", "results.jsonl", "results.csv", ".lock"
 
 
 class OtherSweepError(OutputError):
@@ -37,6 +36,7 @@ class Store:
         self.next_index = 0
         """Index of the first point that is not stored yet."""
         self._file: BinaryIO | None = None
+        self._lock: BinaryIO | None = None
 
     @property
     def rows_path(self) -> Path:
@@ -47,31 +47,34 @@ class Store:
         """Open for appending. Raises :class:`OtherSweepError` and :class:`OutputError`."""
         make_directory(self.directory)
         try:
+            self._lock = _locked(self.directory)
             self._file = self._open()
         except OSError as error:
+            self._close()
             raise OutputError(f"{self.rows_path}: cannot be written: {error.strerror}") from None
+        except OutputError:
+            self._close()
+            raise
         return self
 
     def _open(self) -> BinaryIO:
         if not self.restart:
             self._check_manifest()
         file = self.rows_path.open("a+b")
-        _lock(file, self.directory)
         if self.restart:
             file.truncate(0)
         write_text(self.directory / MANIFEST, json.dumps(self.manifest, indent=2) + "\n")
         self.next_index = _complete_rows(file)
         return file
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the file."""
-        assert self._file is not None
-        self._file.close()
+        self._close()
+
+    def _close(self) -> None:
+        for file in (self._file, self._lock):
+            if file is not None:
+                file.close()
 
     def append(self, line: str) -> None:
         """Add one row; it is in the file when this returns. Raises :class:`OutputError`."""
@@ -168,16 +171,23 @@ def _complete_rows(file: BinaryIO) -> int:
     return next_index
 
 
-def _lock(file: BinaryIO, directory: Path) -> None:
-    """Two sweeps that append to one file would spoil it."""
+def _locked(directory: Path) -> BinaryIO | None:
+    """A lock that ends with this process: two sweeps that append to one file would spoil it.
+
+    Of POSIX's kind, which workers do not inherit, and on a file of its own, since such a lock ends
+    as soon as its file is closed anywhere in the process.
+    """
     try:
         import fcntl
     except ImportError:  # no such lock on this system
-        return
+        return None
+    file = (directory / LOCK).open("wb")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
+        file.close()
         raise OutputError(f"{directory}: another sweep is writing there now") from None
+    return file
 
 
 def _write_csv(path: Path, columns: list[str], rows: Iterable[Row]) -> None:
