@@ -8,23 +8,18 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from fsdpsim.hardware import Hardware
-from fsdpsim.scenario.workload_tables import Training, UnitTable
+from fsdpsim.scenario.workload_tables import ROOT, Training
 from fsdpsim.scenario.workload_tables import Workload as WorkloadTable
 from fsdpsim.workload import Kernel, Param, Part, Tensor, Unit, Workload
 
-ROOT = "root"
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 def given_workload(table: WorkloadTable, training: Training, hardware: Hardware) -> Workload:
-    """Units and parts of ``table``; raises ``ValueError`` for a call of an unknown part."""
+    """Units and parts of ``table``."""
     rows = list(_rows(table))
     units = tuple(_unit(row, table, training) for row in rows)
     parts = tuple(p for row in rows for p in _parts(row, table, training, hardware))
-    names = [part.name for part in parts]
-    unknown = [name for name in table.calls if name not in names]
-    if unknown:
-        raise ValueError(f"workload.calls: {unknown[0]!r} is not a part; known are {names}")
     if not any(unit.is_root for unit in units):
         units = (*units, Unit(name=ROOT, is_root=True))
     return Workload(units=units, parts=parts, calls=table.calls, tokens=table.tokens or 0)
@@ -42,12 +37,9 @@ def given_seconds(table: WorkloadTable) -> dict[tuple[str, str], float]:
 
 def _rows(table: WorkloadTable) -> Iterator[dict[str, Any]]:
     """One mapping per unit with the table's per-unit entry wherever the unit leaves a key out."""
-    units = table.units
-    if isinstance(units, int):
-        units = tuple(UnitTable(name=f"unit.{i}") for i in range(units))
     keys = ("forward", "backward", "parameters", "activations", *COLLECTIVES)
-    for index, unit in enumerate(units):
-        row: dict[str, Any] = {"name": unit.name, "params": unit.params, "parts": unit.parts}
+    for index, unit in enumerate(table.tables):
+        row: dict[str, Any] = {"name": unit.name, "params": unit.params, "parts": unit.part_names}
         for key in keys:
             own = getattr(unit, key, None)
             row[key] = own if own is not None else _entry(getattr(table, key), index)
@@ -87,8 +79,6 @@ def _parts(
     row: Mapping[str, Any], table: WorkloadTable, training: Training, hardware: Hardware
 ) -> Iterator[Part]:
     names = row["parts"]
-    if names is None:
-        names = (row["name"],) if row["name"] != ROOT or row["params"] else ()
     forward, backward = _durations(row, table, hardware)
     owners = _owners(row, names)
     for name in names:
@@ -124,10 +114,7 @@ def _durations(
     """(forward, backward) seconds; 2 FLOPs per parameter and token forward, twice that backward."""
     forward = row["forward"]
     if forward is None:
-        if row["parameters"] is None or table.tokens is None:
-            raise ValueError(
-                f"workload: unit {row['name']!r} needs forward, or parameters and tokens"
-            )
+        assert table.tokens is not None  # else the scenario would not have been accepted
         rate = hardware.peak_flops * table.efficiency
         forward = 2 * row["parameters"] * table.tokens / rate
     return forward, row["backward"] if row["backward"] is not None else 2 * forward

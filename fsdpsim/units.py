@@ -1,19 +1,21 @@
 """Quantities as people write them: "80 GiB", "400 Gb/s", "5 us", "989 TFLOP/s".
 
 Every quantity inside the program is a number in SI base units: bytes, bytes per second,
-seconds, FLOP per second. Case matters for B (byte) against b (bit) and for M (mega) against m (milli).
-A bare number is already in the base unit.
+seconds, FLOP per second. Case matters for B (byte) against b (bit) and for M (mega) against m
+(milli). A bare number is already in the base unit.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from fractions import Fraction
 from functools import partial
 from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 #: Decimal and binary prefixes of the SI brochure and IEC 80000-13.
 PREFIXES = {
@@ -44,7 +46,12 @@ EXAMPLES = {
     "FLOP/s": '"989 TFLOP/s", "312 TFLOPS", "1.5 PFLOP/s"',
 }
 
-_QUANTITY = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*")
+#: Quantities beyond this (in base units), or below its inverse, are slips; sums of them overflow.
+LARGEST = 1e30
+
+_QUANTITY = re.compile(
+    r"\s*([+-]?(?:[0-9]+(?:_[0-9]+)*\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(\S*)\s*"
+)
 
 
 def parse(value: object, dimension: str) -> float:
@@ -57,10 +64,14 @@ def parse(value: object, dimension: str) -> float:
         return _finite(value, value, dimension)
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        raise ValueError(f"{_shown(value)} is not a quantity in {dimension}; {_hint(dimension)}")
+        raise ValueError(f"{shown(value)} is not a quantity in {dimension}; {_hint(dimension)}")
     digits, unit = match.groups()
+    scale = _scale(value, unit, dimension) if unit else 1
+    # The float first: the Fraction of "1e-999999999" would fill the memory.
+    if not _finite(float(digits), value, dimension):
+        return 0.0
     # Fractions, so that "5 us" is exactly the float 5e-6.
-    return float(Fraction(digits) * (_scale(value, unit, dimension) if unit else 1))
+    return _finite(float(Fraction(digits) * scale), value, dimension)
 
 
 def _scale(value: object, unit: str, dimension: str) -> Fraction:
@@ -69,8 +80,8 @@ def _scale(value: object, unit: str, dimension: str) -> Fraction:
         return found
     for other, symbols in SYMBOLS.items():
         if _lookup(unit, symbols) is not None:
-            raise ValueError(f"{_shown(value)} is in {other}, not {dimension}; {_hint(dimension)}")
-    raise ValueError(f"{_shown(value)} has an unknown unit {unit!r}; {_hint(dimension)}")
+            raise ValueError(f"{shown(value)} is in {other}, not {dimension}; {_hint(dimension)}")
+    raise ValueError(f"{shown(value)} has an unknown unit {shown(unit)}; {_hint(dimension)}")
 
 
 def _lookup(unit: str, symbols: dict[str, Fraction]) -> Fraction | None:
@@ -81,13 +92,24 @@ def _lookup(unit: str, symbols: dict[str, Fraction]) -> Fraction | None:
 
 
 def _finite(number: float, value: object, dimension: str) -> float:
-    if not math.isfinite(number):
-        raise ValueError(f"{_shown(value)} is not a finite number; {_hint(dimension)}")
+    size = abs(number)
+    if not size < math.inf:
+        raise ValueError(f"{shown(value)} is not a finite number; {_hint(dimension)}")
+    if size and not 1 / LARGEST <= size <= LARGEST:
+        raise ValueError(f"{shown(value)} is out of range; {_hint(dimension)}")
     return number
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
+def shown(value: object) -> str:
+    """``value`` much as TOML writes it, for messages: ``true``, ``"2 s"``; cut if long."""
+    if isinstance(value, dict):
+        text = "{ " + ", ".join(f"{key} = {shown(inner)}" for key, inner in value.items()) + " }"
+    elif isinstance(value, (list, tuple)):
+        text = "[" + ", ".join(map(shown, value)) + "]"
+    elif isinstance(value, float):
+        text = repr(value)
+    else:
+        text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -96,9 +118,12 @@ def _hint(dimension: str) -> str:
 
 
 def _quantity(dimension: str, value: object, *, zero: bool) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise PydanticCustomError("quantity_type", f"a quantity such as {EXAMPLES[dimension]}")
     number = parse(value, dimension)
     if number < 0 or (number == 0 and not zero):
-        raise ValueError(f"{_shown(value)} must be {'zero or more' if zero else 'more than zero'}")
+        least = "zero or more" if zero else "more than zero"
+        raise ValueError(f"{shown(value)} is not allowed; it must be {least}")
     return round(number) if dimension == "bytes" else number
 
 
@@ -113,6 +138,11 @@ BytesPerSecond = Annotated[float, _field("bytes/s")]
 Seconds = Annotated[float, _field("seconds")]
 SecondsOrZero = Annotated[float, _field("seconds", zero=True)]
 FlopPerSecond = Annotated[float, _field("FLOP/s")]
+
+# Plain numbers. Strict: true is not 1, and "8" in quotes is not 8.
+Count = Annotated[int, Field(ge=1, le=10**15, strict=True)]
+CountOrZero = Annotated[int, Field(ge=0, le=10**15, strict=True)]
+Share = Annotated[float, Field(gt=0, le=1, strict=True)]
 
 
 def show_seconds(seconds: float) -> str:

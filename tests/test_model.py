@@ -135,10 +135,10 @@ def test_expert_width_of_qwen3_moe_is_moe_intermediate_size() -> None:
             r"lacks num_hidden_layers \(looked for num_hidden_layers, n_layer, n_layers\); "
             r"num_attention_heads .*; intermediate_size .*; vocab_size",
         ),
-        ({"hidden_sise": 64}, "unknown key 'hidden_sise': did you mean 'hidden_size'"),
+        ({"hidden_sise": 64}, "hidden_sise: unknown key; did you mean hidden_size"),
         ({"model_type": "bert"}, "'bert' is not modelled; known: llama"),
         ({"hf_config": "absent.json"}, "cannot read .*absent.json"),
-        ({"hf_config": "gpt2.json", "n_head": 0}, "num_attention_heads = 0: .* greater than 0"),
+        ({"hf_config": "gpt2.json", "n_head": 0}, "num_attention_heads: 0 .* at least 1"),
         ({"hf_config": "gpt2.json", "n_head": 7}, "= 7 does not divide hidden_size = 768"),
         ({"hf_config": "llama3_8b.json", "num_key_value_heads": 5}, "does not divide"),
         ({"hf_config": "mixtral_8x7b.json", "num_experts_per_tok": 9}, "more than"),

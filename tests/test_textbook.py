@@ -335,7 +335,7 @@ UNITS = (3168, 9312, 9312, 9312, 1552)
 
 
 def no_overlap_memory() -> Result:
-    """Five units over four ranks: fp16 parameters and gradients, K = 12 bytes of optimizer state."""
+    """Five units over four ranks: fp16 parameters and gradients, 12 bytes of optimizer state."""
     return simulate(
         load(
             {

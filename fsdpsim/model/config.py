@@ -13,7 +13,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from fsdpsim.faults import Fault, FaultsError, expected, not_allowed
+from fsdpsim.units import Count
 
 #: Field of :class:`ModelConfig` -> the keys it is looked for under, in order; a dot enters a table.
 NAMES: dict[str, tuple[str, ...]] = {
@@ -93,15 +96,15 @@ class ModelConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     model_type: str
-    hidden_size: PositiveInt
-    num_hidden_layers: PositiveInt
-    num_attention_heads: PositiveInt
-    num_key_value_heads: PositiveInt
+    hidden_size: Count
+    num_hidden_layers: Count
+    num_attention_heads: Count
+    num_key_value_heads: Count
     """Heads of keys and values; fewer than query heads is grouped-query attention."""
-    head_dim: PositiveInt
-    intermediate_size: PositiveInt
+    head_dim: Count
+    intermediate_size: Count
     """Width of the MLP; of each expert when there are experts."""
-    vocab_size: PositiveInt
+    vocab_size: Count
     max_position_embeddings: int = 0
     """Rows of the learned position table; without such a table it changes nothing."""
     tie_word_embeddings: bool
@@ -173,33 +176,44 @@ def read_model_config(table: Mapping[str, Any], base: Path = Path()) -> ModelCon
 
     ``hf_config`` in it names a ``config.json``, relative to ``base`` (the scenario's directory);
     keys written beside it override the file's, whichever spelling either uses. Raises
-    ``ValueError`` that names every unknown key of the table, or what the table and its file lack.
+    ``FaultsError`` (a ``ValueError``) that names every unknown key of the table, or what the table
+    and its file lack.
     """
     inline = {key: value for key, value in table.items() if key != "hf_config"}
     _refuse_unknown(inline)
-    from_file = _read_json(base / table["hf_config"]) if "hf_config" in table else {}
+    from_file = _read_json(table["hf_config"], base) if "hf_config" in table else {}
+    written = _canonical(inline)
     try:
-        return ModelConfig.model_validate(_canonical(from_file) | _canonical(inline))
+        return ModelConfig.model_validate(_canonical(from_file) | written)
     except ValidationError as error:
-        raise ValueError("; ".join(_messages(error))) from None
+        source = f" (in {table['hf_config']})" if from_file else ""
+        raise FaultsError(*_faults(error, written, source)) from None
 
 
-def _messages(error: ValidationError) -> Iterator[str]:
+def _faults(error: ValidationError, written: Mapping[str, Any], source: str) -> Iterator[Fault]:
     for fault in error.errors():
-        where = ".".join(map(str, fault["loc"]))
-        text = fault["msg"].removeprefix("Value error, ")
-        yield f"{where} = {fault['input']!r}: {text}" if where else text
+        key = ".".join(map(str, fault["loc"]))
+        if fault["type"] == "value_error":
+            yield Fault(key, str(fault["ctx"]["error"]) + source)
+        else:
+            wanted = expected(fault["type"], fault.get("ctx", {}), fault["msg"])
+            found_in = "" if fault["loc"][0] in written else source
+            yield Fault(key, not_allowed(fault["input"], wanted) + found_in)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(name: object, base: Path) -> dict[str, Any]:
+    if not isinstance(name, str):
+        raise FaultsError(Fault("hf_config", not_allowed(name, "the path of a config.json")))
+    path = base / name
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ValueError(f"hf_config: cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"hf_config: {path} is not JSON: {error}") from None
+        raise FaultsError(Fault("hf_config", f"cannot read {path}: {error.strerror}")) from None
+    except (ValueError, RecursionError) as error:
+        raise FaultsError(Fault("hf_config", f"{path} is not JSON: {error}")) from None
     if not isinstance(data, dict):
-        raise ValueError(f"hf_config: {path} holds {type(data).__name__}, not an object")
+        what = f"{path} holds {type(data).__name__}, not an object"
+        raise FaultsError(Fault("hf_config", what))
     return data
 
 
@@ -277,10 +291,10 @@ def _refuse_unknown(inline: Mapping[str, Any]) -> None:
     known = {key for keys in NAMES.values() for key in keys} | set(ModelConfig.model_fields)
     unknown = [key for key, _ in _flatten(inline) if key not in known]
     if unknown:
-        raise ValueError("; ".join(_unknown(key, sorted(known)) for key in unknown))
+        raise FaultsError(*(Fault(key, _unknown(key, sorted(known))) for key in unknown))
 
 
 def _unknown(key: str, known: list[str]) -> str:
     near = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: hf_config, {', '.join(known)}"
-    return f"unknown key {key!r}: {hint}"
+    hint = f"did you mean {near[0]}?" if near else f"known are hf_config, {', '.join(known)}"
+    return f"unknown key; {hint}"

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from fsdpsim.allocator import AllocatorSettings
+from fsdpsim.faults import Fault, FaultsError
 from fsdpsim.hardware import Hardware
 from fsdpsim.model import ModelConfig, read_model_config
+from fsdpsim.scenario.keys import join_key
+from fsdpsim.scenario.noise_table import Noise
 from fsdpsim.scenario.runtimes import Ddp, Fsdp1, Fsdp2, FsdpTable, Table, Textbook
 from fsdpsim.scenario.sweep_table import SweepTable, check_keys
-from fsdpsim.scenario.workload_tables import Training, Workload
+from fsdpsim.scenario.workload_tables import ROOT, Training, Workload
 
 HYBRID_STRATEGIES = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 
@@ -30,6 +33,8 @@ class Scenario(Table):
     hardware: Hardware | None = None
     """Left out, a [workload] runs on a device of unlimited memory."""
     allocator: AllocatorSettings = AllocatorSettings()
+    noise: Noise | None = None
+    """Left out, one rank stands for all."""
     sweep: SweepTable | None = None
     """Keys to vary; used by ``fsdpsim sweep`` and ``tune`` only."""
     _source: str = PrivateAttr(default="scenario")
@@ -51,44 +56,65 @@ class Scenario(Table):
         return value
 
     @model_validator(mode="after")
-    def _one_kind_of_work(self) -> Scenario:
-        if (self.workload is None) == (self.model is None):
-            raise ValueError("give either [workload] with durations or [model], not both or none")
+    def _tables_fit_together(self) -> Scenario:
+        faults = [
+            *self._kind_of_work(),
+            *self._sharding(),
+            *self._textbook(),
+            *self._units(),
+            *self._ranks(),
+        ]
+        if faults:
+            raise FaultsError(*faults)
         return self
 
-    @model_validator(mode="after")
-    def _factor_fits(self) -> Scenario:
-        fsdp = self.fsdp
-        if isinstance(fsdp, Ddp):
-            return self
-        world, factor = self.world_size, self.shard_factor
-        if world % factor:
-            raise ValueError(
-                f"fsdp.sharding_factor = {factor} does not divide the world size {world} "
-                f"(hardware.nodes x hardware.gpus_per_node)"
-            )
-        if isinstance(fsdp, Fsdp1):
-            _check_strategy(fsdp, factor, world)
-        if isinstance(fsdp, Fsdp2):
-            _check_post_forward(fsdp, factor)
-        return self
+    def _kind_of_work(self) -> Iterator[Fault]:
+        if self.workload is not None and self.model is not None:
+            yield Fault("", "has both [workload] and [model]; give the one or the other")
+        if self.workload is None and self.model is None:
+            text = "has neither [workload] (units with durations) nor [model]; give one of them"
+            yield Fault("", text, ("workload", "model"))
 
-    @model_validator(mode="after")
-    def _textbook_is_plain(self) -> Scenario:
-        t = self.training
-        if isinstance(self.fsdp, Textbook) and self.model is not None:
-            raise ValueError(
-                "the textbook runtime takes a [workload] of units with durations; for a [model] "
-                'use fsdp.runtime = "fsdp1", "fsdp2" or "ddp"'
+    def _sharding(self) -> Iterator[Fault]:
+        fsdp, factor, world = self.fsdp, self.shard_factor, self.world_size
+        cluster = ("hardware.nodes", "hardware.gpus_per_node", "fsdp.sharding_strategy")
+        if text := _misfit(factor, self.device):
+            yield Fault("fsdp.sharding_factor", text, cluster)
+        elif isinstance(fsdp, Fsdp1) and (text := _contradiction(fsdp, factor, world)):
+            yield Fault("fsdp.sharding_strategy", text, ("fsdp.sharding_factor", *cluster))
+        elif isinstance(fsdp, Fsdp2):
+            for key, text in _post_forward_misfits(fsdp, factor, self.device):
+                yield Fault(key, text, ("fsdp.sharding_factor", *cluster))
+
+    def _textbook(self) -> Iterator[Fault]:
+        if not isinstance(self.fsdp, Textbook):
+            return
+        if self.model is not None:
+            yield Fault(
+                "fsdp.runtime",
+                '"textbook" takes a [workload] of units with durations; for a [model] use "fsdp1", '
+                '"fsdp2" or "ddp"',
+                ("model",),
             )
-        if isinstance(self.fsdp, Textbook) and (
-            t.gradient_accumulation_steps > 1 or t.forwards_per_backward > 1
-        ):
-            raise ValueError(
-                "the textbook runtime has one forward and backward per step; for "
-                'training.gradient_accumulation_steps use fsdp.runtime = "fsdp1" or "fsdp2"'
-            )
-        return self
+        for key in ("gradient_accumulation_steps", "forwards_per_backward"):
+            if (value := getattr(self.training, key)) > 1:
+                text = (
+                    f"{value} is not allowed under the textbook runtime, which has one forward and "
+                    'backward per step; use fsdp.runtime = "fsdp1" or "fsdp2"'
+                )
+                yield Fault(f"training.{key}", text, ("fsdp.runtime",))
+
+    def _units(self) -> Iterator[Fault]:
+        """A model's units are known only once they are formed: see ``build_workload``."""
+        if isinstance(self.fsdp, Fsdp2) and self.workload is not None:
+            names = dict.fromkeys([*(unit.name for unit in self.workload.tables), ROOT])
+            yield from self.fsdp.unknown_units(tuple(names))
+
+    def _ranks(self) -> Iterator[Fault]:
+        for rank in self.noise.stragglers if self.noise is not None else ():
+            if rank >= self.world_size:
+                text = f"there is no rank {rank}; the ranks are 0 to {self.world_size - 1}"
+                yield Fault("noise.stragglers", text, ("hardware.nodes", "hardware.gpus_per_node"))
 
     @property
     def source(self) -> str:
@@ -165,24 +191,45 @@ def strategy_of(fsdp: Fsdp1, factor: int, world: int) -> str:
     return "FULL_SHARD" if factor == world else "HYBRID_SHARD"
 
 
-def _check_strategy(fsdp: Fsdp1, factor: int, world: int) -> None:
+def _misfit(factor: int, hardware: Hardware) -> str:
+    """Why ``factor`` ranks cannot be a group on every node alike, or nothing."""
+    world, local = hardware.world_size, hardware.gpus_per_node
+    if _fits(factor, world, local):
+        return ""
+    fits = [f for f in range(1, min(world, 4096) + 1) if _fits(f, world, local)]
+    if world % factor:
+        text = f"{factor} does not divide the world size {world} (nodes x gpus_per_node)"
+    else:
+        text = f"{factor} neither divides the {local} GPUs of a node nor is a multiple of them"
+    return f"{text}; it may be {', '.join(map(str, fits[:12]))}" + (", ..." if fits[12:] else "")
+
+
+def _fits(factor: int, world: int, local: int) -> bool:
+    return not world % factor and not (local % factor and factor % local)
+
+
+def _contradiction(fsdp: Fsdp1, factor: int, world: int) -> str:
     strategy = strategy_of(fsdp, factor, world)
     if strategy in ("FULL_SHARD", "SHARD_GRAD_OP") and factor != world:
-        raise ValueError(
-            f"fsdp.sharding_strategy = {strategy} shards over all {world} ranks; with "
-            f"fsdp.sharding_factor = {factor} use HYBRID_SHARD or _HYBRID_SHARD_ZERO2"
+        return (
+            f'"{strategy}" shards over all {world} ranks; with fsdp.sharding_factor = {factor} use '
+            '"HYBRID_SHARD" or "_HYBRID_SHARD_ZERO2"'
         )
     if strategy == "NO_SHARD" and factor != 1:
-        raise ValueError(
-            f"fsdp.sharding_strategy = NO_SHARD shards nothing; fsdp.sharding_factor = {factor} "
-            "contradicts it"
-        )
+        return f'"NO_SHARD" shards nothing; fsdp.sharding_factor = {factor} contradicts it'
+    return ""
 
 
-def _check_post_forward(fsdp: Fsdp2, factor: int) -> None:
+def _post_forward_misfits(
+    fsdp: Fsdp2, factor: int, hardware: Hardware
+) -> Iterator[tuple[str, str]]:
     wanted = {"fsdp.reshard_after_forward": fsdp.reshard_after_forward}
     for name, override in fsdp.overrides.items():
-        wanted[f'fsdp.overrides."{name}".reshard_after_forward'] = override.reshard_after_forward
+        key = join_key(("fsdp", "overrides", name, "reshard_after_forward"))
+        wanted[key] = override.reshard_after_forward
     for key, value in wanted.items():
-        if isinstance(value, int) and not isinstance(value, bool) and factor % value:
-            raise ValueError(f"{key} = {value} does not divide fsdp.sharding_factor = {factor}")
+        if isinstance(value, int) and not isinstance(value, bool):
+            if factor % value:
+                yield key, f"{value} does not divide fsdp.sharding_factor = {factor}"
+            elif text := _misfit(value, hardware):
+                yield key, text

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+import difflib
+from collections import Counter
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, StrictBool, model_validator
 
+from fsdpsim.faults import Fault, FaultsError
 from fsdpsim.scenario.runtimes import Table
-from fsdpsim.units import Bytes, Seconds, SecondsOrZero
+from fsdpsim.units import Bytes, Count, CountOrZero, Seconds, SecondsOrZero, Share
 
-T = TypeVar("T")
+#: The root unit: parameters that no other unit holds.
+ROOT = "root"
+
+#: More units are refused: no model has them, and a slip would fill the memory.
+MAX_UNITS = 100_000
 
 DType = Literal["float64", "float32", "float16", "bfloat16"]
 PerUnit = Annotated[list[Seconds], Field(min_length=1)] | Seconds
@@ -19,9 +27,9 @@ class ParamTable(Table):
     """One parameter tensor of a unit."""
 
     name: str = ""
-    shape: tuple[Annotated[int, Field(ge=0)], ...]
+    shape: tuple[CountOrZero, ...]
     dtype: DType = "float32"
-    requires_grad: bool = True
+    requires_grad: StrictBool = True
 
 
 class UnitTable(Table):
@@ -30,7 +38,7 @@ class UnitTable(Table):
     name: str
     """``root`` is the root unit: parameters that no other unit holds."""
     params: tuple[ParamTable, ...] = ()
-    parameters: PositiveInt | None = None
+    parameters: Count | None = None
     """Number of parameters, where their shapes do not matter."""
     parts: tuple[str, ...] | None = None
     """Stretches of compute of this unit, for ``calls``; default: one of the unit's own name."""
@@ -40,11 +48,21 @@ class UnitTable(Table):
     reduce_scatter: Seconds | None = None
     all_reduce: Seconds | None = None
 
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """Its stretches of compute; a root without parameters has none by itself."""
+        if self.parts is not None:
+            return self.parts
+        return (self.name,) if self.name != ROOT or self.params else ()
+
 
 class Workload(Table):
     """Units with given durations. A duration may be a list with one entry per unit."""
 
-    units: PositiveInt | Annotated[tuple[UnitTable, ...], Field(min_length=1)]
+    units: (
+        Annotated[int, Field(ge=1, le=MAX_UNITS, strict=True)]
+        | Annotated[tuple[UnitTable, ...], Field(min_length=1, max_length=MAX_UNITS)]
+    )
     """How many equal units, or a table for each."""
     forward: PerUnit | None = None
     """Seconds of a unit's forward. Left out: 2 x parameters x tokens FLOPs at ``efficiency``."""
@@ -60,15 +78,15 @@ class Workload(Table):
     """Seconds of the optimizer step on the GPU."""
     kernel_launch: SecondsOrZero = 0.0
     """Host seconds per launch."""
-    parameters: PositiveInt | Annotated[list[PositiveInt], Field(min_length=1)] | None = None
+    parameters: Count | Annotated[list[Count], Field(min_length=1)] | None = None
     """Parameters of each unit; with it memory is counted."""
     dtype: DType = "float32"
     """Original dtype of these parameters."""
     activations: Bytes | Annotated[list[Bytes], Field(min_length=1)] | None = None
     """Bytes that each unit keeps from forward to backward."""
-    tokens: PositiveInt | None = None
+    tokens: Count | None = None
     """Tokens per GPU and micro-batch."""
-    efficiency: Annotated[float, Field(gt=0, le=1)] = 1.0
+    efficiency: Share = 1.0
     """Share of ``hardware.peak_flops`` that compute reaches, where it follows from ``tokens``."""
     checkpointed: tuple[str, ...] | None = None
     """Parts that activation checkpointing covers (names may hold ``*``). Default: all but the
@@ -78,49 +96,78 @@ class Workload(Table):
     calls: tuple[str, ...] = ()
     """Order in which forward calls the parts; a part may come twice or not at all."""
 
-    @model_validator(mode="after")
-    def _lists_have_one_entry_per_unit(self) -> Workload:
-        count = self.units if isinstance(self.units, int) else len(self.units)
-        for key, value in self:
-            if isinstance(value, list) and len(value) != count:
-                raise ValueError(f"{key} has {len(value)} entries for {count} units")
-        return self
+    @property
+    def tables(self) -> tuple[UnitTable, ...]:
+        """One table per unit: ``unit.0``, ``unit.1``, ... where only their number is given."""
+        if isinstance(self.units, int):
+            return tuple(UnitTable(name=f"unit.{i}") for i in range(self.units))
+        return self.units
 
     @model_validator(mode="after")
-    def _names_are_known(self) -> Workload:
-        if isinstance(self.units, int):
-            return self
-        names = [unit.name for unit in self.units]
-        if len(set(names)) != len(names):
-            raise ValueError("two units have the same name")
+    def _fits_together(self) -> Workload:
+        tables = self.tables
+        faults = [*self._lengths(tables), *self._durations(tables), *self._names(tables)]
+        if faults:
+            raise FaultsError(*faults)
         return self
+
+    def _lengths(self, tables: tuple[UnitTable, ...]) -> Iterator[Fault]:
+        for key, value in self:
+            if isinstance(value, list) and len(value) != len(tables):
+                text = f"has {len(value)} entries for {len(tables)} units"
+                yield Fault(key, text, ("units",))
+
+    def _durations(self, tables: tuple[UnitTable, ...]) -> Iterator[Fault]:
+        if self.forward is not None:
+            return
+        for unit in tables:
+            counted = unit.parameters is not None or self.parameters is not None
+            if unit.forward is None and not (counted and self.tokens is not None):
+                text = f'is missing, and unit "{unit.name}" has not both parameters and tokens'
+                yield Fault("forward", text, ("units", "parameters", "tokens"))
+                return
+
+    def _names(self, tables: tuple[UnitTable, ...]) -> Iterator[Fault]:
+        units = [unit.name for unit in tables]
+        parts = [part for unit in tables for part in unit.part_names]
+        for names, what in ((units, "units are named"), (parts, "parts are named")):
+            for name, count in Counter(names).items():
+                if count > 1 and not (names is parts and Counter(units)[name] > 1):
+                    yield Fault("units", f'{count} {what} "{name}"')
+        regions = (part for region in self.checkpoint_regions for part in region)
+        for key, called in (("calls", self.calls), ("checkpoint_regions", regions)):
+            for name in dict.fromkeys(called):
+                if name not in parts:
+                    near = difflib.get_close_matches(name, parts, n=1)
+                    hint = f"; did you mean {near[0]}?" if near else ""
+                    yield Fault(key, f'"{name}" is not a part of any unit{hint}', ("units",))
 
 
 class EveryKth(Table):
     """Checkpoint every k-th block fully."""
 
-    every: PositiveInt
+    every: Count
 
 
 class Fraction(Table):
     """Checkpoint this share of the blocks fully, evenly spaced."""
 
-    fraction: Annotated[float, Field(gt=0, le=1)]
+    fraction: Share
 
 
 class Training(Table):
     """The training loop."""
 
-    iterations: PositiveInt | None = None
+    iterations: Count | None = None
     """Iterations to simulate; figures are of the last. Default: 1 for ``textbook``, else 4, by when
     FSDP1's rate limiter has settled."""
-    micro_batch_size: PositiveInt = 1
+    micro_batch_size: Count = 1
     """Sequences per GPU and micro-batch."""
-    seq_len: PositiveInt = 2048
+    seq_len: Count = 2048
     """Tokens per sequence."""
-    gradient_accumulation_steps: PositiveInt = 1
+    gradient_accumulation_steps: Count = 1
     """Micro-batches per optimizer step."""
-    forwards_per_backward: PositiveInt = 1
+    forwards_per_backward: Count = 1
     """Forwards whose losses are added before one backward."""
     activation_checkpointing: (
         Literal["none", "selective", "submodules", "full"] | EveryKth | Fraction
@@ -131,7 +178,7 @@ class Training(Table):
     share p of them."""
     checkpoint_placement: Literal["inside", "outside"] = "inside"
     """``inside``: FSDP(checkpoint(block)); ``outside``: checkpoint(FSDP(block))."""
-    checkpoint_reentrant: bool = False
+    checkpoint_reentrant: StrictBool = False
     """torch's ``use_reentrant``; only with placement ``outside`` does FSDP notice."""
     dtype: DType = "float32"
     """Original dtype of a [model]'s parameters: what the optimizer updates."""
@@ -143,27 +190,30 @@ class Training(Table):
     [model]."""
     optimizer: Literal["adamw", "adam", "sgd", "sgd_momentum", "none"] = "adamw"
     """Decides the state's bytes and the step's kernels."""
-    optimizer_fused: bool = True
+    optimizer_fused: StrictBool = True
     """One fused kernel, or for-each kernels."""
-    optimizer_state_bytes: Annotated[int, Field(ge=0)] | None = None
+    optimizer_state_bytes: CountOrZero | None = None
     """Bytes of optimizer state per local parameter; default by ``optimizer`` (AdamW: two fp32)."""
-    clip_grad_norm: bool = True
+    clip_grad_norm: StrictBool = True
     """Clip gradients by their total norm before the step ([model] only)."""
-    compile: bool = False
+    compile: StrictBool = False
     """``torch.compile`` of each block: fewer, fused memory-bound kernels."""
-    compile_loss: bool | None = None
+    compile_loss: StrictBool | None = None
     """Logits to loss in one kernel each way: compiled, or a fused cross-entropy. Default: as
     ``compile``, unless in chunks."""
-    chunked_loss: PositiveInt = 1
+    chunked_loss: Count = 1
     """Pieces in which logits and loss are computed."""
-    fused_norm: bool = True
+    attention: Literal["flash1", "flash2", "flash3", "cudnn", "triton"] = "flash2"
+    """Implementation of attention: FlashAttention 1 to 3, cuDNN's, or the Triton kernel that
+    llm-foundry used in 2023. torch's SDPA takes FlashAttention 2 unless told otherwise."""
+    fused_norm: StrictBool = True
     """Eager RMSNorm is one kernel (torch 2.9 and later), else eight around an fp32 copy."""
-    repeat_kv: bool = False
+    repeat_kv: StrictBool = False
     """Grouped keys and values are copied to every head before attention, as torchtitan did until
     2025."""
     frozen: tuple[str, ...] = ()
     """Units or parameters that are not trained; names may hold ``*``."""
-    read_loss: bool = False
+    read_loss: StrictBool = False
     """The host reads the loss after each step, so it waits for the GPU."""
     granularity: Literal["kernels", "units"] | None = None
     """One op per kernel, or one per unit and pass. Default: ``kernels`` for a [model]."""
