@@ -271,11 +271,11 @@ def test_patterns_stay_within_a_component_and_inner_units_take_their_parameters(
 @pytest.mark.parametrize(
     ("unit", "message"),
     [
-        ("layer", '\'layer\' is not known; use "model", "block"'),
-        ({"blocks": 0}, "not known"),
-        ({"layers": 2}, "not known"),
+        ("layer", '"layer" is not a unit size; use "model", "block"'),
+        ({"blocks": 0}, "not a unit size"),
+        ({"layers": 2}, "not a unit size"),
         ({"blocks": 33}, "more than the model's 32 blocks"),
-        (["model.layer.*"], r"'model.layer.\*' matches no module"),
+        (["model.layer.*"], r'"model.layer.\*" matches no module'),
     ],
 )
 def test_units_that_do_not_exist(unit: object, message: str) -> None:

@@ -20,6 +20,7 @@ from fsdpsim.model.modules import (
     final_norm_path,
     modules,
 )
+from fsdpsim.units import shown
 from fsdpsim.workload import Param, Unit
 
 ROOT = "root"
@@ -87,7 +88,7 @@ def _inner_wraps(
     if isinstance(unit, Mapping):
         return _groups_of_blocks(config, _block_count(config, unit))
     if isinstance(unit, str) or not all(isinstance(p, str) for p in unit):
-        raise ValueError(f"unit = {unit!r} is not known; {_choices()}")
+        raise ValueError(f"{shown(unit)} is not a unit size; {_choices()}")
     return _matches(config, unit, tree)
 
 
@@ -99,7 +100,7 @@ def _choices() -> str:
 def _block_count(config: ModelConfig, unit: Mapping[str, int]) -> int:
     k = unit.get("blocks")
     if set(unit) != {"blocks"} or not isinstance(k, int) or isinstance(k, bool) or k < 1:
-        raise ValueError(f"unit = {dict(unit)!r} is not known; {_choices()}")
+        raise ValueError(f"{shown(dict(unit))} is not a unit size; {_choices()}")
     if k > config.num_hidden_layers:
         raise ValueError(f"blocks = {k} is more than the model's {config.num_hidden_layers} blocks")
     return k
@@ -134,7 +135,7 @@ def _matches(
     for pattern in patterns:
         if not any(_matches_name(pattern, name) for name in names):
             near = difflib.get_close_matches(pattern, names, n=3) or names[:3]
-            raise ValueError(f"unit pattern {pattern!r} matches no module; some are {near}")
+            raise ValueError(f"{shown(pattern)} matches no module; some are {', '.join(near)}")
     for name in names:
         if any(_matches_name(pattern, name) for pattern in patterns):
             yield _short(config, name), (name,)
