@@ -150,6 +150,16 @@ def test_a_start_that_nothing_on_this_rank_explains_is_due_to_others() -> None:
     assert waits["reduce_scatter", "reduce_scatter"] == 1.0
 
 
+def test_a_straggler_is_the_cause(six_units: Path) -> None:
+    result = simulate(load(six_units, ["noise.stragglers.3=1.5"]))
+    check_sums(Timeline(result))
+    found = explain(result)
+    assert max(found.held_by, key=found.held_by.__getitem__) == "other_ranks"
+    late = sum(p.seconds for p in found.parts if p.cause == "other_ranks")
+    alone = explain(simulate(load(six_units)))
+    assert 0 < late < found.step_time - alone.step_time
+
+
 # ---- laws
 
 

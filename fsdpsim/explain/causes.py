@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from fsdpsim.engine import Op
-from fsdpsim.explain.timeline import HostTile, Tile, Timeline, span
+from fsdpsim.explain.timeline import HostTile, Tile, Timeline, end_of, span
 from fsdpsim.program import COMPUTE
 from fsdpsim.result import Result
 
@@ -170,7 +170,9 @@ def _held_by(timeline: Timeline, tiles: Sequence[Tile], start: float) -> str:
     if node is None:
         return OTHER_RANKS
     while isinstance(node, Op):
-        node = timeline.binding(node)
+        begun, node = span(node)[0], timeline.binding(node)
+        if node is not None and end_of(node) < begun:
+            return OTHER_RANKS
         if isinstance(node, Op) and node.start != node.end:
             return "compute" if node.stream == COMPUTE else QUEUE
     return "host" if node is None or timeline.awaited(node) is None else node.cause

@@ -120,13 +120,13 @@ class Timeline:
         """
         blocked: HostTile | None = None
         while node is not None and time > until:
-            reached = _end(node)
+            reached = end_of(node)
             if reached < time:  # no constraint of this rank: other ranks, or contention
                 yield Tile(start=max(reached, until), end=time)
                 time = max(reached, until)
                 continue
             if isinstance(node, HostTile) and (awaited := self.awaited(node)) is not None:
-                drained = max(_end(awaited), until)
+                drained = max(end_of(awaited), until)
                 if drained < time:  # cudaFree itself, after the device had become idle
                     yield Tile(start=drained, end=time, host=node)
                 blocked, node, time = node, awaited, drained
@@ -168,7 +168,8 @@ def _start(node: Op | HostTile) -> float:
     return span(node)[0] if isinstance(node, Op) else node.start
 
 
-def _end(node: Op | HostTile) -> float:
+def end_of(node: Op | HostTile) -> float:
+    """When an op ended, or the host a step (seconds)."""
     return span(node)[1] if isinstance(node, Op) else node.end
 
 
