@@ -13,6 +13,7 @@ from fsdpsim.collectives import Group, replicate_group, shard_group
 from fsdpsim.contention import SharedGpu
 from fsdpsim.costs import Costs
 from fsdpsim.engine import Op
+from fsdpsim.faults import Fault, FaultsError
 from fsdpsim.given import given_seconds, given_workload
 from fsdpsim.kernels import build_workload as model_workload
 from fsdpsim.kernels import (
@@ -22,13 +23,13 @@ from fsdpsim.kernels import (
     optimizer_state_bytes,
 )
 from fsdpsim.memory import GpuMemory, MemoryEvent
-from fsdpsim.model import form_units
+from fsdpsim.model import ModelConfig, Wrapping, form_units
 from fsdpsim.noise import disturb
 from fsdpsim.program import Program
 from fsdpsim.ranks import ContentionFactory, Rank, run_ranks
 from fsdpsim.result import Result
 from fsdpsim.scenario import Problem, Scenario, ScenarioError
-from fsdpsim.scenario.runtimes import Ddp, Fsdp2
+from fsdpsim.scenario.runtimes import Ddp, Fsdp2, Zero1, Zero2
 from fsdpsim.scenario.workload_tables import Training
 from fsdpsim.schedules.ddp import DdpRuntime
 from fsdpsim.schedules.driver import TrainingStep
@@ -36,6 +37,7 @@ from fsdpsim.schedules.fsdp1 import Fsdp1Runtime
 from fsdpsim.schedules.fsdp2 import Fsdp2Runtime
 from fsdpsim.schedules.runtime import Optimizer, Runtime
 from fsdpsim.schedules.textbook import TextbookRuntime
+from fsdpsim.schedules.zero import ZeroRuntime
 from fsdpsim.workload import Kernel, Unit, Workload
 
 RUNTIMES: dict[str, type[Runtime]] = {
@@ -43,6 +45,8 @@ RUNTIMES: dict[str, type[Runtime]] = {
     "fsdp1": Fsdp1Runtime,
     "fsdp2": Fsdp2Runtime,
     "textbook": TextbookRuntime,
+    "zero1": ZeroRuntime,
+    "zero2": ZeroRuntime,
 }
 
 #: Bytes of a device that no [hardware] table describes: more than any scenario asks for, and few
@@ -55,8 +59,8 @@ MemoryHook = Callable[[MemoryEvent], object]
 def simulate(scenario: Scenario, *, on_memory_event: MemoryHook | None = None) -> Result:
     """Simulate ``scenario`` on one rank that stands for all, or with [noise] on all ranks.
 
-    A predicted out-of-memory is a result, not an error. ``on_memory_event`` is called for each event
-    of a torch memory snapshot of rank 0.
+    A predicted out-of-memory is a result, not an error. ``on_memory_event`` is called for each
+    event of a torch memory snapshot of rank 0.
     """
     costs = build_costs(scenario)
     workload = build_workload(scenario, costs)
@@ -98,10 +102,14 @@ def _contention(scenario: Scenario, costs: Costs) -> ContentionFactory | None:
     links = {
         name: "network" if group.nodes > 1 else "nvlink" for name, group in costs.groups.items()
     }
+    taken_by = {
+        "nvlink": hardware.taken_by_collective(1),
+        "network": hardware.taken_by_collective(2),
+    }
     return partial(
         SharedGpu,
         link_of=links,
-        compute_slowdown=hardware.compute_slowdown,
+        taken_by=taken_by,
         communication_slowdown=hardware.communication_slowdown,
     )
 
@@ -122,6 +130,9 @@ def build_workload(scenario: Scenario, costs: Costs | None = None) -> Workload:
         if scenario.workload is not None:
             return given_workload(scenario.workload, scenario.training, scenario.device)
         workload = _model_workload(scenario)
+    except FaultsError as error:
+        problems = [Problem(fault.key, fault.text) for fault in error.faults]
+        raise ScenarioError(scenario.source, problems) from None
     except ValueError as error:
         raise ScenarioError(scenario.source, [Problem("", str(error))]) from None
     if scenario.training.granularity == "units":
@@ -130,18 +141,9 @@ def build_workload(scenario: Scenario, costs: Costs | None = None) -> Workload:
 
 
 def _model_workload(scenario: Scenario) -> Workload:
-    config, training, fsdp = scenario.model, scenario.training, scenario.fsdp
+    config, training = scenario.model, scenario.training
     assert config is not None
-    if isinstance(fsdp, Ddp):
-        wrapping = form_units(config, "model", dtype=training.dtype)
-    else:
-        wrapping = form_units(
-            config,
-            fsdp.unit,
-            wrap_embedding=fsdp.wrap_embedding,
-            wrap_head=fsdp.wrap_head,
-            dtype=training.dtype,
-        )
+    wrapping = _wrapping(scenario, config)
     checkpointing = training.activation_checkpointing
     units = tuple(_freeze(unit, training.frozen) for unit in wrapping.units)
     return model_workload(
@@ -158,7 +160,26 @@ def _model_workload(scenario: Scenario) -> Workload:
         chunked_loss=training.chunked_loss,
         fused_norm=training.fused_norm,
         repeat_kv=training.repeat_kv,
+        attention=training.attention,
     )
+
+
+def _wrapping(scenario: Scenario, config: ModelConfig) -> Wrapping:
+    """The units of a model. Raises ``FaultsError`` for units that it does not have."""
+    fsdp, dtype = scenario.fsdp, scenario.training.dtype
+    if isinstance(fsdp, (Ddp, Zero1, Zero2)):
+        return form_units(config, "model", dtype=dtype)
+    embedding, head = fsdp.wrap_embedding, fsdp.wrap_head
+    try:
+        wrapping = form_units(
+            config, fsdp.unit, wrap_embedding=embedding, wrap_head=head, dtype=dtype
+        )
+    except ValueError as error:
+        raise FaultsError(Fault("fsdp.unit", str(error))) from None
+    names = [unit.name for unit in wrapping.units]
+    if isinstance(fsdp, Fsdp2) and (unknown := [*fsdp.unknown_units(names)]):
+        raise FaultsError(*unknown)
+    return wrapping
 
 
 def _freeze(unit: Unit, patterns: tuple[str, ...]) -> Unit:

@@ -16,5 +16,7 @@ class Noise(Table):
     """Of the random numbers; each rank draws its own."""
     jitter: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Relative standard deviation of each kernel's duration (log-normal, mean as without)."""
-    stragglers: dict[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=1)]] = {}
+    stragglers: dict[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=1)]] = Field(
+        default_factory=dict
+    )
     """Rank -> how many times longer its kernels take."""

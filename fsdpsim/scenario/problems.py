@@ -13,16 +13,9 @@ from pydantic import BaseModel, ValidationError
 from fsdpsim.faults import TYPES, FaultsError, expected, not_allowed
 from fsdpsim.scenario.hints import expected_value, other_runtime
 from fsdpsim.scenario.keys import join_key, split_key
-from fsdpsim.scenario.runtimes import Ddp, Fsdp1, Fsdp2, Table, Textbook
+from fsdpsim.scenario.runtimes import RUNTIMES, Table, Textbook
 from fsdpsim.scenario.schema import Scenario
 from fsdpsim.units import shown
-
-RUNTIMES: dict[str, type[BaseModel]] = {
-    "textbook": Textbook,
-    "ddp": Ddp,
-    "fsdp1": Fsdp1,
-    "fsdp2": Fsdp2,
-}
 
 Path = tuple[str, ...]
 

@@ -79,6 +79,25 @@ class Ddp(Table):
     """All micro-batches but the last run under ``no_sync()``."""
 
 
+class _Zero(Table):
+    reduce_bucket_size: Count = 500_000_000
+    """Elements of gradients per reduction, as DeepSpeed's key of that name."""
+
+
+class Zero1(_Zero):
+    """ZeRO stage 1: whole parameters and gradients, sharded optimizer state."""
+
+    runtime: Literal["zero1"]
+    all_reduce: StrictBool = False
+    """The lecture's wasteful way: all-reduce the gradients, of which each rank needs its part."""
+
+
+class Zero2(_Zero):
+    """ZeRO stage 2: whole parameters, sharded gradients and optimizer state."""
+
+    runtime: Literal["zero2"]
+
+
 class Fsdp1(_Sharded):
     """``FullyShardedDataParallel``."""
 
@@ -180,4 +199,16 @@ def no_prefetch_is_none(value: Any) -> Any:
     return None if value == "NO_PREFETCH" else value
 
 
-FsdpTable = Annotated[Textbook | Ddp | Fsdp1 | Fsdp2, Field(discriminator="runtime")]
+FsdpTable = Annotated[
+    Textbook | Ddp | Zero1 | Zero2 | Fsdp1 | Fsdp2, Field(discriminator="runtime")
+]
+
+#: ``fsdp.runtime`` -> its table.
+RUNTIMES: dict[str, type[Table]] = {
+    "textbook": Textbook,
+    "ddp": Ddp,
+    "zero1": Zero1,
+    "zero2": Zero2,
+    "fsdp1": Fsdp1,
+    "fsdp2": Fsdp2,
+}

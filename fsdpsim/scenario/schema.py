@@ -14,7 +14,16 @@ from fsdpsim.hardware import Hardware
 from fsdpsim.model import ModelConfig, read_model_config
 from fsdpsim.scenario.keys import join_key
 from fsdpsim.scenario.noise_table import Noise
-from fsdpsim.scenario.runtimes import Ddp, Fsdp1, Fsdp2, FsdpTable, Table, Textbook
+from fsdpsim.scenario.runtimes import (
+    Ddp,
+    Fsdp1,
+    Fsdp2,
+    FsdpTable,
+    Table,
+    Textbook,
+    Zero1,
+    Zero2,
+)
 from fsdpsim.scenario.sweep_table import SweepTable, check_keys
 from fsdpsim.scenario.workload_tables import ROOT, Training, Workload
 
@@ -152,6 +161,8 @@ class Scenario(Table):
         fsdp = self.fsdp
         if isinstance(fsdp, Ddp):
             return 1
+        if isinstance(fsdp, (Zero1, Zero2)):
+            return self.world_size
         if isinstance(fsdp, Fsdp1) and fsdp.sharding_factor is None:
             if fsdp.sharding_strategy in HYBRID_STRATEGIES:
                 return self.device.gpus_per_node

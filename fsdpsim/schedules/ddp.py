@@ -7,32 +7,19 @@ full bucket is reduced on the process group's own stream.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import Any
 
 from fsdpsim.memory import Buffer
 from fsdpsim.program import COMPUTE, Event
 from fsdpsim.scenario.runtimes import Ddp
+from fsdpsim.schedules.buckets import Bucket, cut
 from fsdpsim.schedules.runtime import Runtime
 from fsdpsim.workload import Param, Unit, nbytes
 
 #: ``kDefaultFirstBucketBytes``: a small first bucket starts the communication early.
 FIRST_BUCKET_BYTES = 2**20
 STREAM = "all_reduce"
-
-
-@dataclass(slots=True, eq=False)
-class Bucket:
-    """Parameters whose gradients are reduced together."""
-
-    params: list[tuple[str, Param]] = field(default_factory=list)
-    buffer: Buffer | None = None
-    ready: set[str] = field(default_factory=set)
-
-    @property
-    def numel(self) -> int:
-        """Elements of the bucket."""
-        return sum(param.numel for _, param in self.params)
 
 
 class DdpRuntime(Runtime):
@@ -42,7 +29,8 @@ class DdpRuntime(Runtime):
         super().__init__(*args)
         assert isinstance(self.scenario.fsdp, Ddp)
         self.settings = self.scenario.fsdp
-        self.buckets = self._buckets()
+        caps = chain([FIRST_BUCKET_BYTES], repeat(self.settings.bucket_cap_mb * 2**20))
+        self.buckets = cut(self.workload.units, caps, self.scenario.param_dtype)
         self.bucket_of = {p.name: b for b in self.buckets for _, p in b.params}
         self.grads: dict[str, Buffer] = {}
         self.next_bucket = 0
@@ -51,19 +39,6 @@ class DdpRuntime(Runtime):
 
     def _dtype(self, param: Param) -> str:
         return self.scenario.param_dtype or param.dtype
-
-    def _buckets(self) -> list[Bucket]:
-        """Parameters in reverse order, cut where a bucket reaches its cap."""
-        trained = [(u.name, p) for u in self.workload.units for p in u.params if p.requires_grad]
-        buckets, size = [Bucket()], 0
-        for unit, param in reversed(trained):
-            buckets[-1].params.append((unit, param))
-            size += nbytes(param.numel, self._dtype(param))
-            cap = FIRST_BUCKET_BYTES if len(buckets) == 1 else self.settings.bucket_cap_mb * 2**20
-            if size >= cap:
-                buckets.append(Bucket())
-                size = 0
-        return [bucket for bucket in buckets if bucket.params]
 
     def initialize(self) -> None:
         """Whole parameters, with mixed precision a low-precision copy too, and the buckets."""
@@ -111,16 +86,16 @@ class DdpRuntime(Runtime):
         """Buckets are reduced in order: a full one waits for those before it."""
         while self.next_bucket < len(self.buckets):
             bucket = self.buckets[self.next_bucket]
-            if len(bucket.ready) < len(bucket.params):
+            if not bucket.is_full:
                 return
             self._all_reduce(bucket)
             self.next_bucket += 1
 
     def _all_reduce(self, bucket: Bucket) -> None:
         program = self.program
-        unit, param = bucket.params[-1]
+        param = bucket.params[-1][1]
         program.wait_stream(STREAM, COMPUTE)
-        with program.for_unit(unit), program.on_stream(STREAM):
+        with program.for_unit(bucket.unit), program.on_stream(STREAM):
             self.collective(
                 "all_reduce",
                 bucket.numel,

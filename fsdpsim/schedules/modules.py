@@ -93,8 +93,8 @@ def grouped(items: Sequence[Item]) -> Iterator[list[Item]]:
 def assign_regions(items: Sequence[Item], *, outside: bool) -> None:
     """Give every checkpointed part below ``items`` the region that it is recomputed with.
 
-    Named regions hold what they name. Otherwise checkpointing covers one part, or, with ``outside``,
-    one call of a unit's module with its hooks.
+    Named regions hold what they name. Otherwise checkpointing covers one part, or, with
+    ``outside``, one call of a unit's module with its hooks.
     """
     for group in grouped(items):
         item = group[0]

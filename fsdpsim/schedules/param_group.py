@@ -47,7 +47,7 @@ class ParamGroup:
     """Ranks that keep a shard after forward: None keeps the parameters unsharded."""
     state: str = "sharded"
     training_state: str = "idle"
-    reduced: ShardedSize = ShardedSize(0, 0, 1)
+    reduced: ShardedSize = field(default_factory=lambda: ShardedSize(0, 0, 1))
     """Only the parameters of the latest reduction."""
     gather: int | None = None
     """The number of the latest gathering, for its buffers."""

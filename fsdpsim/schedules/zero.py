@@ -1,0 +1,173 @@
+"""ZeRO stages 1 and 2 (Rajbhandari et al., SC 2020, section 5) in DeepSpeed's manner.
+
+Parameters are whole on every rank, the optimizer's state is cut over all of them. Gradients are
+reduce-scattered in buckets: stage 2 does so during backward and drops what other ranks own, stage 1
+keeps the whole gradient until backward ends. After the optimizer each rank gathers what the others
+have updated.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import repeat
+from typing import Any
+
+from fsdpsim.memory import Buffer
+from fsdpsim.program import COMPUTE
+from fsdpsim.scenario.runtimes import Zero1, Zero2
+from fsdpsim.schedules.autograd import Node
+from fsdpsim.schedules.buckets import Bucket, cut
+from fsdpsim.schedules.runtime import Runtime
+from fsdpsim.workload import DTYPE_BYTES, Param, Unit, nbytes
+
+REDUCE, GATHER = "reduce_scatter", "all_gather"
+
+
+class ZeroRuntime(Runtime):
+    """The hooks of ZeRO-1 and ZeRO-2."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        assert isinstance(self.scenario.fsdp, (Zero1, Zero2))
+        self.settings = self.scenario.fsdp
+        self.keeps_gradients = isinstance(self.settings, Zero1)
+        self.all_reduces = isinstance(self.settings, Zero1) and self.settings.all_reduce
+        self.dtype = self.scenario.param_dtype or self._any_dtype()
+        self.reduce_dtype = self.scenario.reduce_dtype or self.dtype
+        cap = self.settings.reduce_bucket_size * DTYPE_BYTES[self.dtype]
+        self.buckets = cut(self.workload.units, repeat(cap), self.dtype)
+        self.bucket_of = {p.name: b for b in self.buckets for _, p in b.params}
+        self.grads: dict[str, Buffer] = {}
+        self.shards: dict[Bucket, Buffer] = {}
+        self.is_last = True
+
+    def _any_dtype(self) -> str:
+        return next((p.dtype for u in self.workload.units for p in u.params), "float32")
+
+    def _padded(self, numel: int) -> int:
+        return math.ceil(numel / self.shard_factor) * self.shard_factor
+
+    # ---- training loop
+
+    def initialize(self) -> None:
+        """Whole parameters in the compute dtype; beside low-precision ones a shard to update."""
+        for unit in self.workload.units:
+            with self.program.for_unit(unit.name):
+                for param in unit.params:
+                    size = nbytes(param.numel, self.dtype)
+                    self.program.malloc(param.name, size, "parameters")
+                if unit.params and unit.params[0].dtype != self.dtype:
+                    size = nbytes(self.local_numel(unit), unit.params[0].dtype)
+                    self.program.malloc("master_shard", size, "parameters")
+
+    def local_numel(self, unit: Unit) -> int:
+        """This rank's 1/N of the unit, padding included."""
+        numel = sum(p.numel for p in unit.params if p.requires_grad)
+        return self._padded(numel) // self.shard_factor
+
+    def begin_microbatch(self, *, last: bool) -> None:
+        """Stage 1 reduces in the last micro-batch only, stage 2 in each."""
+        self.is_last = last
+        for bucket in self.buckets:
+            bucket.ready.clear()
+
+    def pre_forward(self, unit: Unit, x: Node | None) -> Node | None:
+        """The parameters that other ranks have updated must be here."""
+        if unit.is_root:
+            self.program.wait_stream(COMPUTE, GATHER)
+        return x
+
+    # ---- backward
+
+    def allocate_gradient(self, unit: Unit, param: Param) -> None:
+        """Gradients in the compute dtype; a later micro-batch of stage 1 adds to the first's."""
+        size = nbytes(param.numel, self.dtype)
+        new = self.program.malloc(f"grad {param.name}", size, "gradients")
+        if param.name in self.grads:
+            self.copy("accumulate_gradient", 3 * size)
+            self.program.free(new)
+        else:
+            self.grads[param.name] = new
+
+    def after_backward_kernels(self, unit: Unit, params: tuple[Param, ...]) -> None:
+        """Stage 2: buckets whose gradients are complete are reduced at once."""
+        touched = dict.fromkeys(self.bucket_of[param.name] for param in params)
+        for param in params:
+            self.bucket_of[param.name].ready.add(param.name)
+        for bucket in touched:
+            if bucket.is_full and not self.keeps_gradients:
+                self._reduce(bucket)
+
+    def final_callback(self) -> None:
+        """Reduce what is left, and let the optimizer wait for all reductions."""
+        for bucket in self.buckets:
+            unreduced = any(p.name in self.grads for _, p in bucket.params)
+            if unreduced and (self.is_last or not self.keeps_gradients):
+                self._reduce(bucket)
+        self.program.wait_stream(COMPUTE, REDUCE)
+
+    def _reduce(self, bucket: Bucket) -> None:
+        """Copy the gradients into a bucket and reduce it; keep this rank's part."""
+        program, padded = self.program, self._padded(bucket.numel)
+        with program.for_unit(bucket.unit):
+            size = nbytes(padded, self.reduce_dtype)
+            buffer = program.malloc("reduce_bucket", size, "reduce_scatter")
+            read = nbytes(bucket.numel, self.dtype)
+            self.copy("copy_to_bucket", read + size, cast=self.dtype != self.reduce_dtype)
+            program.wait_stream(REDUCE, COMPUTE)
+            with program.on_stream(REDUCE):
+                shard = self._shard(bucket, padded)
+                self.collective(
+                    "all_reduce" if self.all_reduces else "reduce_scatter",
+                    padded,
+                    self.reduce_dtype,
+                    group="shard",
+                    communicator="shard",
+                    group_size=self.shard_factor,
+                )
+                self._accumulate(bucket, shard)
+            program.free(buffer, REDUCE)
+            self._drop_gradients(bucket)
+
+    def _shard(self, bucket: Bucket, padded: int) -> Buffer:
+        size = nbytes(padded // self.shard_factor, self.reduce_dtype)
+        return self.program.malloc("sharded_grad", size, "gradients")
+
+    def _accumulate(self, bucket: Bucket, shard: Buffer) -> None:
+        if bucket in self.shards:
+            self.copy("accumulate_sharded_gradient", 3 * shard.nbytes)
+            self.program.free(shard)
+        else:
+            self.shards[bucket] = shard
+
+    def _drop_gradients(self, bucket: Bucket) -> None:
+        for _, param in bucket.params:
+            self.program.free(self.grads.pop(param.name, None))
+
+    # ---- optimizer
+
+    def optimizer_step(self) -> None:
+        """Update this rank's part, then gather everyone's, bucket by bucket."""
+        super().optimizer_step()
+        program = self.program
+        for bucket in reversed(self.buckets):
+            with program.for_unit(bucket.unit):
+                padded = self._padded(bucket.numel)
+                program.wait_stream(GATHER, COMPUTE)
+                with program.on_stream(GATHER):
+                    self.collective(
+                        "all_gather",
+                        padded,
+                        self.dtype,
+                        group="shard",
+                        communicator="shard",
+                        group_size=self.shard_factor,
+                        trigger="demand",
+                        by=bucket.unit,
+                    )
+
+    def zero_grad(self) -> None:
+        """The sharded gradients are dropped."""
+        for shard in self.shards.values():
+            self.program.free(shard)
+        self.shards.clear()
