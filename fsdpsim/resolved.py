@@ -14,8 +14,6 @@ def resolved(scenario: Scenario) -> dict[str, Any]:
     tables = scenario.model_dump(mode="json", exclude_none=True)
     if scenario.hardware is None:
         tables.pop("hardware", None)
-    if getattr(scenario.fsdp, "backward_prefetch", 0) is None:
-        tables["fsdp"]["backward_prefetch"] = "NO_PREFETCH"  # left out, it would be the default
     return tables
 
 

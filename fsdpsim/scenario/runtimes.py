@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
 
 from fsdpsim.faults import Fault
 from fsdpsim.scenario.keys import join_key
@@ -51,7 +51,7 @@ class Textbook(_Sharded):
     runtime: Literal["textbook"]
     overlap: StrictBool = True
     """False: collectives run on the compute stream."""
-    backward_prefetch: Literal["BACKWARD_PRE"] | None = "BACKWARD_PRE"
+    backward_prefetch: Literal["BACKWARD_PRE", "NO_PREFETCH"] = "BACKWARD_PRE"
     """Gather unit i-1 before the backward of unit i; "NO_PREFETCH": after its reduce-scatter."""
     forward_prefetch: StrictBool = False
     """Gather unit i+1 before the forward of unit i is launched."""
@@ -60,11 +60,6 @@ class Textbook(_Sharded):
     limit."""
     reshard_last_unit: StrictBool = False
     """True: the last unit too is freed after forward and gathered again for backward."""
-
-    @field_validator("backward_prefetch", mode="before")
-    @classmethod
-    def _none_is_spelled(cls, value: Any) -> Any:
-        return no_prefetch_is_none(value)
 
 
 class Ddp(Table):
@@ -108,8 +103,9 @@ class Fsdp1(_Sharded):
     ) = None
     """torch's ``ShardingStrategy``. Default by F: FULL_SHARD for the world size, NO_SHARD for 1,
     HYBRID_SHARD between."""
-    backward_prefetch: Literal["BACKWARD_PRE", "BACKWARD_POST"] | None = "BACKWARD_PRE"
-    """When unit i-1 is gathered for backward: before or after unit i's; "NO_PREFETCH" for None."""
+    backward_prefetch: Literal["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"] = "BACKWARD_PRE"
+    """When unit i-1 is gathered for backward: before or after unit i's. torch's None is
+    "NO_PREFETCH", accelerate's word for it."""
     forward_prefetch: StrictBool = False
     """Gather unit i+1 before unit i's forward is launched (from the second iteration)."""
     limit_all_gathers: StrictBool = True
@@ -118,11 +114,6 @@ class Fsdp1(_Sharded):
     """Align each original parameter to 16 bytes in the flat parameter."""
     no_sync: StrictBool = False
     """All micro-batches but the last run under ``no_sync()``."""
-
-    @field_validator("backward_prefetch", mode="before")
-    @classmethod
-    def _none_is_spelled(cls, value: Any) -> Any:
-        return no_prefetch_is_none(value)
 
 
 class UnitOverride(Table):
@@ -192,11 +183,6 @@ def _unknown_unit(key: str, name: str, names: Sequence[str]) -> Fault:
 def _some(names: Sequence[str]) -> str:
     shown = names if len(names) <= 6 else (*names[:4], "...", names[-1])
     return ", ".join(shown)
-
-
-def no_prefetch_is_none(value: Any) -> Any:
-    """Accept accelerate's word for ``None``, which TOML cannot write."""
-    return None if value == "NO_PREFETCH" else value
 
 
 FsdpTable = Annotated[

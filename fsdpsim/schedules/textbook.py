@@ -101,7 +101,7 @@ class TextbookRuntime(Runtime):
         self.program.phase = "backward"
         for i, state in reversed([*enumerate(self.states)]):
             self._unshard(state)
-            if self.settings.backward_prefetch and i > 0:
+            if self.settings.backward_prefetch == "BACKWARD_PRE" and i > 0:
                 self._prefetch(self.states[i - 1])
             self._compute_backward(state)
             self._reshard(state)
