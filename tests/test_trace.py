@@ -225,6 +225,27 @@ def test_fsdp1_labels_are_torchs() -> None:
     ]
 
 
+def test_ddp_has_torchs_label_of_the_forward() -> None:
+    workload = {"units": 2, "forward": 1.0, "backward": 2.0, "all_reduce": 0.5, "parameters": 64}
+    scenario = load(
+        {
+            "workload": workload,
+            "training": {"iterations": 1, "optimizer": "adamw"},
+            "fsdp": {"runtime": "ddp"},
+            "hardware": {"gpus_per_node": 2},
+        }
+    )
+    assert annotations(simulate(scenario), 0) == [
+        "DistributedDataParallel.forward",
+        "forward (unit.0)",
+        "forward (unit.1)",
+        "backward",
+        "backward (unit.1)",
+        "backward (unit.0)",
+        "Optimizer.step#AdamW.step",
+    ]
+
+
 def test_recomputation_lies_in_the_backward_that_asks_for_it() -> None:
     names = annotations(simulate(recorded("fsdp2__equal4__ac_inside__ws2")), 0)
     start = names.index("backward (blocks.3)")

@@ -111,7 +111,7 @@ class HostThread:
         self.now = end
 
     def _op_slices(self, op: Op, start: int, end: int, external: int) -> None:
-        args: dict[str, Any] = {"External id": external, "unit": op.unit, "phase": op.phase}
+        args = self._op_args(external, op.unit) | {"phase": op.phase}
         if op.collective is None:
             self.events.append(self.lanes.on_host("cpu_op", op.name, start, end, args))
             return
@@ -120,6 +120,10 @@ class HostThread:
         self.events.append(
             self.lanes.on_host("user_annotation", names.annotation, start, end, {"unit": op.unit})
         )
+
+    @staticmethod
+    def _op_args(external: int, unit: str) -> dict[str, Any]:
+        return {"External id": external, "Ev Idx": external - 1, "unit": unit}
 
     def _kernel(
         self, op: Op, waits: dict[Op, int], launch: int, launched: int, external: int
@@ -181,7 +185,7 @@ class HostThread:
     def _work(self, work: HostWork) -> None:
         assert work.end is not None
         start, self.now = self.now, nanoseconds(work.end)
-        args = {"External id": next(self._externals), "unit": work.unit}
+        args = self._op_args(next(self._externals), work.unit)
         name = f"{work.cause} (CPU)"
         self.events.append(self.lanes.on_host("cpu_op", name, start, self.now, args))
 
