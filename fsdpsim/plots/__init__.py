@@ -1,0 +1,7 @@
+"""Pictures of a result. Functions return a matplotlib ``Figure``; only the commands save it."""
+
+from fsdpsim.plots.exposed import exposed
+from fsdpsim.plots.figure import comparison, timeline
+from fsdpsim.plots.style import write_figure
+
+__all__ = ["comparison", "exposed", "timeline", "write_figure"]
