@@ -229,7 +229,8 @@ def table(rows: list[Row], keys: tuple[str, ...], *, front: Iterable[Row] = ()) 
     shown = Table(box=None, pad_edge=False, header_style="bold")
     shown.add_column("")
     for key in keys:
-        shown.add_column(names[key], overflow="fold")
+        # Spaces, so that a long name breaks between words.
+        shown.add_column(names[key].replace("_", " "), overflow="fold")
     for label in labels:
         shown.add_column(label, justify="right", no_wrap=True)
     for row, texts in zip(rows, figures, strict=True):

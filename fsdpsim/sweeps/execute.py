@@ -77,9 +77,9 @@ class _Here(Workers):
         self._simulator: Simulator | None = None
 
     def lines(self, scenario: Scenario, points: Iterable[Point]) -> Iterator[str]:
-        if self._simulator is None or self._simulator.variations.base is not scenario:
-            self._simulator = Simulator(scenario)
         for point in points:
+            if self._simulator is None or self._simulator.variations.base is not scenario:
+                self._simulator = Simulator(scenario)
             yield self._simulator.line(point)
 
 
