@@ -7,8 +7,7 @@ events, ``wait_event``, ``wait_stream``, ``record_stream``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +95,27 @@ class HostWork:
         self.end = host.env.now
 
 
+class _Setting:
+    """An attribute of the program that has another value inside a ``with`` block.
+
+    A class because it is entered for every hook: a generator would take three times as long.
+    """
+
+    __slots__ = ("attribute", "inner", "outer", "program")
+
+    def __init__(self, program: Program, attribute: str, inner: str) -> None:
+        self.program = program
+        self.attribute = attribute
+        self.inner = inner
+
+    def __enter__(self) -> None:
+        self.outer = getattr(self.program, self.attribute)
+        setattr(self.program, self.attribute, self.inner)
+
+    def __exit__(self, *exception: object) -> None:
+        setattr(self.program, self.attribute, self.outer)
+
+
 class Program:
     """Records steps in host order; ``unit``, ``phase`` and ``iteration`` label what comes next."""
 
@@ -114,23 +134,13 @@ class Program:
         self.iteration = iteration
         self.steps.append(IterationStart(iteration))
 
-    @contextmanager
-    def on_stream(self, stream: str) -> Iterator[None]:
-        """Make ``stream`` current, as ``torch.cuda.stream`` does."""
-        outer, self.stream = self.stream, stream
-        try:
-            yield
-        finally:
-            self.stream = outer
+    def on_stream(self, stream: str) -> AbstractContextManager[None]:
+        """Make ``stream`` current inside, as ``torch.cuda.stream`` does."""
+        return _Setting(self, "stream", stream)
 
-    @contextmanager
-    def for_unit(self, unit: str) -> Iterator[None]:
+    def for_unit(self, unit: str) -> AbstractContextManager[None]:
         """Label what is recorded inside with ``unit``."""
-        outer, self.unit = self.unit, unit
-        try:
-            yield
-        finally:
-            self.unit = outer
+        return _Setting(self, "unit", unit)
 
     def launch(
         self,
