@@ -42,8 +42,6 @@ def test_truncated_traces_are_replayed_exactly(program: Program, data: st.DataOb
     assume(traced(runner))
     skip = data.draw(st.integers(0, len(runner.events) - 1), label="skip")
     snapshot = runner.snapshot(skip=skip)
-    (recording,) = parse_snapshot(snapshot)
-    assume(undo(recording).guessed == 0)
     (device,) = replay(snapshot).devices
     assert device.exact, device.mismatches
     assert device.replayed.reserved_peak == device.recorded.reserved_peak

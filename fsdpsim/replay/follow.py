@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from fsdpsim.allocator import AllocatorSettings, CachingAllocator, OutOfMemoryError
+from fsdpsim.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemoryError
+from fsdpsim.allocator.blocks import FREE
 from fsdpsim.allocator.restore import restore
-from fsdpsim.allocator.sizes import SMALL_SIZE
+from fsdpsim.allocator.sizes import MIN_BLOCK_SIZE, SMALL_SIZE
 from fsdpsim.replay.ranges import PoolOf, RangeBases
 from fsdpsim.replay.recording import FLUSHES, GROWTHS, Event, Recording
 from fsdpsim.replay.run import Addresses, Completions, Pass, segment_states
-from fsdpsim.replay.undo import InitialState
+from fsdpsim.replay.undo import InitialState, undo
 
 #: More than any device has: the recording says which requests succeeded.
 ENDLESS = 1 << 50
@@ -111,6 +112,8 @@ class Follower:
         live = restore(allocator, segment_states(initial, bases, recording.settings, total))
         self.replay = Pass(allocator, completions)
         self.replay.blocks.update(live)
+        self.guessed = set(initial.guessed)
+        self.correction: tuple[int, int] | None = None
         self.mismatches: list[Mismatch] = []
         self.flushes: list[Flush] = []
         self.num_allocations = 0
@@ -126,9 +129,11 @@ class Follower:
         return any(mismatch.event <= first for mismatch in self.mismatches)
 
     def run(self) -> None:
-        """Go through the trace."""
+        """Go through the trace, until a ``correction`` (address, smallest size) is found."""
         events = self.recording.events
         for index, event in enumerate(events):
+            if self.correction is not None:
+                return
             if event.action in GROWTHS or event.action in FLUSHES:
                 self._group.append((index, event))
             elif event.action == "free_completed":
@@ -138,6 +143,7 @@ class Follower:
                 self._settle_group(index)
                 deferred = not is_immediate(events, index)
                 self.num_deferred += deferred
+                self.guessed.discard(event.address)
                 self.replay.free(event.address, deferred=deferred)
             else:
                 self._request(index, event)
@@ -210,9 +216,25 @@ class Follower:
         self.num_allocations += 1
         self.replay.blocks[event.address] = block
         if block.address != event.address:
+            self._correct_guess(block)
             self._mismatch(
                 index, f"{event.size} bytes went to {block.address:#x}, not {event.address:#x}"
             )
+
+    def _correct_guess(self, block: Block) -> None:
+        """Find out that a guessed size is too small.
+
+        If a request went behind a block of guessed size, and not so in the recording, the gap
+        there must have been too small for it.
+        """
+        below, above = block.prev, block.next
+        if below is None or below.address not in self.guessed:
+            return
+        gap = block.size + (above.size if above is not None and above.state == FREE else 0)
+        rounded = self.replay.allocator.rounded
+        size = below.size + gap - rounded(block.requested_size) + MIN_BLOCK_SIZE
+        if size <= rounded(below.requested_size) + SMALL_SIZE:
+            self.correction = below.address, size
 
     def _compare(self, index: int) -> None:
         """Compare the driver calls just made with the recorded ones."""
@@ -273,3 +295,16 @@ def followed_settings(settings: AllocatorSettings, total_memory: int | None) -> 
     if total_memory is not None:
         return settings
     return settings.model_copy(update={"per_process_memory_fraction": None})
+
+
+def follow(recording: Recording, total_memory: int | None) -> tuple[InitialState, Follower]:
+    """Undo and replay a trace; guessed sizes are corrected as long as the trace disproves them."""
+    at_least: dict[int, int] = {}
+    while True:
+        initial = undo(recording, at_least)
+        follower = Follower(recording, initial, total_memory)
+        follower.run()
+        if follower.correction is None:
+            return initial, follower
+        address, size = follower.correction
+        at_least[address] = size

@@ -17,8 +17,9 @@ from fsdpsim.replay.spans import Spans
 class PoolOf:
     """Tells the pool of an address in expandable memory, from what is known to lie near it.
 
-    Only whole large pages belong to the large pool. Beyond that, ranges of different pools are further apart than the size of the device, so the nearest
-    address of known pool on the same stream is in the same range.
+    The large pool maps whole large pages only. Beyond that, ranges of different pools are further
+    apart than the size of the device, so the nearest address of known pool on the same stream
+    is in the same range.
     """
 
     def __init__(self, recording: Recording) -> None:

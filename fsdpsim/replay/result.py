@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpsim.allocator import AllocatorSettings
-from fsdpsim.replay.follow import Follower, Mismatch, first_request
+from fsdpsim.replay.follow import Follower, Mismatch, first_request, follow
 from fsdpsim.replay.recorded import Recorded, recorded
 from fsdpsim.replay.recording import (
     BLOCK_STATES,
@@ -18,7 +18,7 @@ from fsdpsim.replay.recording import (
     read_recordings,
 )
 from fsdpsim.replay.run import Outcome
-from fsdpsim.replay.undo import InitialState, undo
+from fsdpsim.replay.undo import InitialState
 from fsdpsim.replay.whatif import what_if
 
 #: Columns of :meth:`ReplayResult.rows`; sizes in bytes, fragmentation as a share.
@@ -167,12 +167,10 @@ def _replay_device(
     given: Limits,
 ) -> DeviceReplay:
     chosen = None if overrides is None else _overridden(recording.settings, overrides)
-    initial = undo(recording)
-    follower = _follow(recording, initial, given)
+    initial, follower = follow(recording, given.total_memory)
     if initial.extents and follower.failed_first:
         recording = _without_first_request(recording)
-        initial = undo(recording)
-        follower = _follow(recording, initial, given)
+        initial, follower = follow(recording, given.total_memory)
     happened = recorded(recording, initial)
     known = given
     if given.capacity is None:
@@ -201,12 +199,6 @@ def _replay_device(
         capacity=known.capacity,
         notes=tuple(_notes(recording, initial, follower, known, given)),
     )
-
-
-def _follow(recording: Recording, initial: InitialState, given: Limits) -> Follower:
-    follower = Follower(recording, initial, given.total_memory)
-    follower.run()
-    return follower
 
 
 def _without_first_request(recording: Recording) -> Recording:
@@ -299,7 +291,7 @@ def _notes(
         )
     if initial.guessed:
         yield (
-            f"{initial.guessed} blocks were older than the trace and freed in it, and nothing"
+            f"{len(initial.guessed)} blocks were older than the trace and freed in it, and nothing"
             " decides their exact size: the smallest possible one is taken"
         )
     if known.capacity is None:

@@ -87,13 +87,11 @@ class Pass:
 
     def free(self, address: int, *, deferred: bool) -> None:
         """Free the block that the recording has at ``address``, if it was ever allocated here."""
-        block = self.blocks.get(address)
+        block = self.blocks.pop(address, None)
         if block is None:
             return
         if deferred:
             self.allocator.record_stream(block, ("use of", address))
-        else:
-            del self.blocks[address]
         self.allocator.free(block)
 
     def free_pending(self, initial: InitialState) -> None:
@@ -106,7 +104,6 @@ class Pass:
     def complete(self, address: int) -> None:
         """The recording shows the deferred free at ``address`` completed."""
         self.completions.complete(("use of", address))
-        self.blocks.pop(address, None)
 
     def outcome(self) -> Outcome:
         """Sum up."""

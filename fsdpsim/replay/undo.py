@@ -7,7 +7,7 @@ the trace and was freed in it: see :class:`_Sizes`.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from fsdpsim.allocator.sizes import SMALL_BUFFER, SMALL_SIZE, round_size
@@ -49,14 +49,15 @@ class InitialState:
     """Memory before the first event."""
 
     extents: tuple[Extent, ...]
-    guessed: int
-    """Blocks whose size nothing determines; the smallest possible size is taken."""
+    guessed: frozenset[int]
+    """Addresses of blocks whose size nothing determines; the smallest possible one is taken."""
 
 
-def undo(recording: Recording) -> InitialState:
+def undo(recording: Recording, at_least: Mapping[int, int] | None = None) -> InitialState:
     """Return the state before the first event.
 
-    Raises :class:`SnapshotError` if the trace does not lead to the final segments.
+    ``at_least`` gives smallest sizes, by address, for blocks whose size would be guessed. Raises
+    :class:`SnapshotError` if the trace does not lead to the final segments.
     """
     memory = _Memory(recording)
     for index in range(len(recording.events) - 1, -1, -1):
@@ -66,7 +67,7 @@ def undo(recording: Recording) -> InitialState:
                 f"device {recording.device}: the trace does not lead to the final segments"
                 f" (event {index}, {event.action} at {event.address:#x})"
             )
-    return _Sizes(recording, memory.extents()).resolve()
+    return _Sizes(recording, memory.extents(), at_least or {}).resolve()
 
 
 class _Memory:
@@ -181,7 +182,10 @@ class _Sizes:
     What is left undecided gets the rounded size: a larger gap then starts right behind it.
     """
 
-    def __init__(self, recording: Recording, extents: list[Extent]) -> None:
+    def __init__(
+        self, recording: Recording, extents: list[Extent], at_least: Mapping[int, int]
+    ) -> None:
+        self.at_least = at_least
         self.recording = recording
         self.extents = extents
         self.unknown = {
@@ -196,16 +200,16 @@ class _Sizes:
         """Fill in the sizes; return the state."""
         if self.unknown:
             self._observe()
-        guessed = 0
+        guessed = set()
         for extent in self.extents:
             starts = [block.address for block in extent.blocks]
             bounds = [*starts, extent.end][1:]
             for block, bound in zip(extent.blocks, bounds, strict=False):
-                if block.size is None:
-                    guessed += self._decide(extent, block, bound)
+                if block.size is None and self._decide(extent, block, bound):
+                    guessed.add(block.address)
                 if block.address + (block.size or 0) > bound:
                     raise SnapshotError(f"blocks overlap at {block.address:#x}")
-        return InitialState(tuple(self.extents), guessed)
+        return InitialState(tuple(self.extents), frozenset(guessed))
 
     def _observe(self) -> None:
         """Note where allocations of the trace meet the end of a block of unknown size."""
@@ -236,4 +240,5 @@ class _Sizes:
         if gap <= SMALL_SIZE or rounded >= settings.max_split_size:
             block.size += gap
             return False
+        block.size = max(rounded, self.at_least.get(block.address, 0))
         return True
