@@ -7,6 +7,7 @@ Ctrl-C.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -56,23 +57,41 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    args = build_parser().parse_args(argv)
     try:
-        status: int = args.run(args)
-        sys.stdout.flush()
-        return status
+        return _run(argv)
     except KeyboardInterrupt:
         print("fsdpsim: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader of our output has gone; what it wanted it has.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()  # its reader has gone: what it wanted it has
         return 0
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        _discard_output()  # a file would have a name: it is the output that has no room
+        print(f"fsdpsim: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return 2
     except Exception as error:
         if not _is_users(error):
             raise
         print(f"fsdpsim: {error}", file=sys.stderr)
         return 2
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a title may hold what it cannot show
+    try:
+        args = build_parser().parse_args(argv)
+        status: int = args.run(args)
+    finally:
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where a fault can still be reported
+    return status
+
+
+def _discard_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _is_users(error: Exception) -> bool:

@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 #: Decimal and binary prefixes of the SI brochure and IEC 80000-13.
@@ -138,6 +138,16 @@ BytesPerSecond = Annotated[float, _field("bytes/s")]
 Seconds = Annotated[float, _field("seconds")]
 SecondsOrZero = Annotated[float, _field("seconds", zero=True)]
 FlopPerSecond = Annotated[float, _field("FLOP/s")]
+
+
+def _label(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError(f"{shown(text)} holds characters that cannot be printed")
+    return text
+
+
+#: Text that is shown to people: it must not control their terminal.
+Label = Annotated[str, AfterValidator(_label)]
 
 # Plain numbers. Strict: true is not 1, and "8" in quotes is not 8.
 Count = Annotated[int, Field(ge=1, le=10**15, strict=True)]

@@ -76,5 +76,9 @@ def console() -> Console:
 
     from rich.console import Console
 
+    class Output(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # rich would exit with 1; the command line knows better
+
     width = shutil.get_terminal_size((100, 24)).columns
-    return Console(width=max(width, 60), highlight=False)
+    return Output(width=max(width, 60), highlight=False)

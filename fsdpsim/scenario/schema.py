@@ -26,6 +26,7 @@ from fsdpsim.scenario.runtimes import (
 )
 from fsdpsim.scenario.sweep_table import SweepTable, check_keys
 from fsdpsim.scenario.workload_tables import ROOT, Training, Workload
+from fsdpsim.units import Label
 
 HYBRID_STRATEGIES = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 
@@ -33,7 +34,7 @@ HYBRID_STRATEGIES = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 class Scenario(Table):
     """One training job on one cluster: what runs, how FSDP shards it, and on what hardware."""
 
-    title: str = ""
+    title: Label = ""
     """One line for charts and tables."""
     workload: Workload | None = None
     model: ModelConfig | None = None

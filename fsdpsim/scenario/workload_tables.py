@@ -11,7 +11,7 @@ from pydantic import Field, StrictBool, model_validator
 
 from fsdpsim.faults import Fault, FaultsError
 from fsdpsim.scenario.runtimes import Table
-from fsdpsim.units import Bytes, Count, CountOrZero, Seconds, SecondsOrZero, Share
+from fsdpsim.units import Bytes, Count, CountOrZero, Label, Seconds, SecondsOrZero, Share
 
 #: The root unit: parameters that no other unit holds.
 ROOT = "root"
@@ -26,7 +26,7 @@ PerUnit = Annotated[list[Seconds], Field(min_length=1)] | Seconds
 class ParamTable(Table):
     """One parameter tensor of a unit."""
 
-    name: str = ""
+    name: Label = ""
     shape: tuple[CountOrZero, ...]
     dtype: DType = "float32"
     requires_grad: StrictBool = True
@@ -35,12 +35,12 @@ class ParamTable(Table):
 class UnitTable(Table):
     """One FSDP unit; durations left out come from ``[workload]``."""
 
-    name: str
+    name: Label
     """``root`` is the root unit: parameters that no other unit holds."""
     params: tuple[ParamTable, ...] = ()
     parameters: Count | None = None
     """Number of parameters, where their shapes do not matter."""
-    parts: tuple[str, ...] | None = None
+    parts: tuple[Label, ...] | None = None
     """Stretches of compute of this unit, for ``calls``; default: one of the unit's own name."""
     forward: Seconds | None = None
     backward: Seconds | None = None
@@ -203,6 +203,8 @@ class Training(Table):
     ``compile``, unless in chunks."""
     chunked_loss: Count = 1
     """Pieces in which logits and loss are computed."""
+    logged_cross_entropies: CountOrZero = 0
+    """Cross-entropies of the logits that the trainer computes once more for its logs (Composer: 2)."""
     attention: Literal["flash1", "flash2", "flash3", "cudnn", "triton"] = "flash2"
     """Implementation of attention: FlashAttention 1 to 3, cuDNN's, or the Triton kernel that
     llm-foundry used in 2023. torch's SDPA takes FlashAttention 2 unless told otherwise."""
