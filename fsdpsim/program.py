@@ -40,7 +40,7 @@ class Collective:
 
 
 class Mark:
-    """A point in host order that people compare with their profiler: a hook, a free, a compute mark."""
+    """A point in host order, to compare with a profiler: a hook, a free, a compute mark."""
 
     __slots__ = ("event", "fields", "iteration", "phase", "time", "unit")
 
@@ -76,7 +76,7 @@ class IterationStart:
 
 
 class HostWork:
-    """Time that the CPU thread spends without launching anything: hooks, Python, a CPU optimizer."""
+    """Time that the CPU thread spends without launching: hooks, Python, a CPU optimizer."""
 
     __slots__ = ("cause", "end", "iteration", "seconds", "start", "unit")
 
@@ -190,7 +190,7 @@ class Program:
         self.wait_event(stream, self.record_event(other))
 
     def synchronize(self, event: Event, cause: str) -> None:
-        """The host blocks until ``event`` has passed; ``cause`` names the reason in every output."""
+        """The host blocks until ``event`` has passed; ``cause`` names the reason everywhere."""
         self.steps.append(HostWait(event, cause=cause, unit=self.unit, iteration=self.iteration))
 
     def host_work(self, seconds: float, cause: str) -> None:
@@ -206,7 +206,7 @@ class Program:
     def malloc(
         self, name: str, nbytes: int, category: str, *, unsharded: int | None = None
     ) -> Buffer:
-        """Allocate on the current stream; ``unsharded`` is the gathering whose parameters it holds."""
+        """Allocate on the current stream; ``unsharded``: which gathering's parameters it holds."""
         buffer = Buffer(
             name,
             nbytes,

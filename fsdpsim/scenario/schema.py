@@ -190,8 +190,13 @@ class Scenario(Table):
 
     @property
     def iterations(self) -> int:
-        """Simulated iterations."""
-        return self.training.iterations or (1 if isinstance(self.fsdp, Textbook) else 4)
+        """Simulated iterations; by default as many as it takes to settle.
+
+        The second finds the optimizer's state, the third the allocator's segments of a whole step.
+        FSDP1's rate limiter needs one more with ``forward_prefetch``.
+        """
+        settled = 1 if isinstance(self.fsdp, Textbook) else 4 if isinstance(self.fsdp, Fsdp1) else 3
+        return self.training.iterations or settled
 
 
 def strategy_of(fsdp: Fsdp1, factor: int, world: int) -> str:

@@ -159,8 +159,8 @@ class Training(Table):
     """The training loop."""
 
     iterations: Count | None = None
-    """Iterations to simulate; figures are of the last. Default: 1 for ``textbook``, else 4, by when
-    FSDP1's rate limiter has settled."""
+    """Iterations to simulate; figures are of the last. Default: as many as it takes to settle, 1
+    for ``textbook``, 4 for ``fsdp1``, else 3."""
     micro_batch_size: Count = 1
     """Sequences per GPU and micro-batch."""
     seq_len: Count = 2048
