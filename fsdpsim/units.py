@@ -108,6 +108,8 @@ def shown(value: object) -> str:
         text = "[" + ", ".join(map(shown, value)) + "]"
     elif isinstance(value, float):
         text = repr(value)
+    elif isinstance(value, int) and value.bit_length() > 1000:
+        text = "a huge integer"  # Python refuses to write thousands of digits
     else:
         text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -80,7 +80,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError:
         raise fail("is not text in UTF-8, so not TOML") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, or an integer of thousands of digits
         raise fail(f"is not TOML: {error}") from None
     except RecursionError:
         raise fail("is nested too deeply") from None
@@ -107,7 +107,7 @@ def _toml_value(text: str) -> Any:
     """A value in TOML, or else a bare word: ``fsdp.runtime=fsdp1``, ``hardware.memory=40GiB``."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return text
     return parsed["value"] if len(parsed) == 1 else text
 
