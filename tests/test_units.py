@@ -68,7 +68,6 @@ def test_quantities(text: object, dimension: str, value: float) -> None:
         ("1__0 s", "seconds", "is not a quantity"),
         ("٣ s", "seconds", "is not a quantity"),
         ("0x10 s", "seconds", "is not a quantity"),
-        (1 << 20_000, "bytes", "a huge integer is out of range"),
         (True, "seconds", "true is not a quantity"),
         (None, "seconds", "null is not a quantity"),
         ([1], "seconds", r"\[1\] is not a quantity"),
@@ -84,6 +83,11 @@ def test_quantities(text: object, dimension: str, value: float) -> None:
 def test_messages(text: object, dimension: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse(text, dimension)
+
+
+def test_an_integer_that_python_refuses_to_write() -> None:
+    with pytest.raises(ValueError, match="a huge integer is out of range"):
+        parse(1 << 20_000, "bytes")
 
 
 def test_absurd_exponents_take_no_time() -> None:
