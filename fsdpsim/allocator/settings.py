@@ -150,11 +150,11 @@ class AllocatorSettings(BaseModel):
         if "expandable_segments" in recorded:
             values["expandable_segments"] = bool(recorded["expandable_segments"])
         if "max_split_size" in recorded:
-            limit = int(recorded["max_split_size"])
-            values["max_split_size_mb"] = None if limit < 0 else limit // MIB
+            values["max_split_size_mb"] = _recorded_mib(recorded["max_split_size"])
         if "garbage_collection_threshold" in recorded:
-            threshold = float(recorded["garbage_collection_threshold"])
-            values["garbage_collection_threshold"] = threshold or None
+            values["garbage_collection_threshold"] = (
+                recorded["garbage_collection_threshold"] or None
+            )
         slots = recorded.get("roundup_power2_divisions")
         if isinstance(slots, Mapping):
             values["roundup_power2_divisions"] = slots
@@ -165,6 +165,12 @@ def _recorded_conf(cls: type[AllocatorSettings], conf: object) -> dict[str, Any]
     if not isinstance(conf, str) or not conf.strip():
         return {}
     return cls.parse_conf(conf).model_dump(exclude_unset=True)
+
+
+def _recorded_mib(limit: object) -> int | None:
+    if not isinstance(limit, int):
+        raise ValueError(f"max_split_size is {limit!r}, not a number of bytes")
+    return None if limit < 0 else limit // MIB
 
 
 def _conf_pairs(conf: str) -> Iterable[tuple[str, str]]:

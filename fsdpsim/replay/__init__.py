@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from fsdpsim.replay.recording import SnapshotError, parse_snapshot, read_recordings
+from fsdpsim.replay.recording import SnapshotError, parse_snapshot
 from fsdpsim.replay.result import COLUMNS, DeviceReplay, ReplayResult, replay
 
 __all__ = [
@@ -18,6 +18,5 @@ __all__ = [
     "ReplayResult",
     "SnapshotError",
     "parse_snapshot",
-    "read_recordings",
     "replay",
 ]

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from fsdpsim.allocator.settings import AllocatorSettings
-from fsdpsim.unpickle import read_pickle
 
 #: Actions that a replay needs; all others are left out.
 ACTIONS = frozenset(
@@ -84,17 +82,6 @@ class Recording:
     segments: tuple[RecordedSegment, ...]
     events: tuple[Event, ...]
     notes: tuple[str, ...] = ()
-
-
-def read_recordings(path: str | Path) -> list[Recording]:
-    """Read a snapshot file (``.pickle``, gzipped or not); one recording per traced device.
-
-    Raises ``ValueError`` with one line that names the file and what is wrong with it.
-    """
-    try:
-        return parse_snapshot(read_pickle(path))
-    except SnapshotError as error:
-        raise SnapshotError(f"{path}: {error}") from None
 
 
 def parse_snapshot(snapshot: object) -> list[Recording]:

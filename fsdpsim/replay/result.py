@@ -14,12 +14,13 @@ from fsdpsim.replay.recording import (
     BLOCK_STATES,
     RecordedBlock,
     Recording,
+    SnapshotError,
     parse_snapshot,
-    read_recordings,
 )
 from fsdpsim.replay.run import Outcome
 from fsdpsim.replay.undo import InitialState
 from fsdpsim.replay.whatif import what_if
+from fsdpsim.unpickle import read_pickle
 
 #: Columns of :meth:`ReplayResult.rows`; sizes in bytes, fragmentation as a share.
 COLUMNS = (
@@ -151,14 +152,15 @@ def replay(
     of the whole device, which a memory fraction needs; neither is in a snapshot. Raises
     ``ValueError`` with one line for a bad file or setting.
     """
-    if isinstance(snapshot, Mapping):
-        recordings = parse_snapshot(snapshot)
-    else:
-        recordings = read_recordings(snapshot)
     limits = Limits(capacity=capacity, total_memory=total_memory)
-    return ReplayResult(
-        devices=tuple(_replay_device(recording, settings, limits) for recording in recordings)
-    )
+    try:
+        content = snapshot if isinstance(snapshot, Mapping) else read_pickle(snapshot)
+        recordings = parse_snapshot(content)
+        devices = [_replay_device(recording, settings, limits) for recording in recordings]
+    except SnapshotError as error:
+        where = "" if isinstance(snapshot, Mapping) else f"{snapshot}: "
+        raise SnapshotError(f"{where}{error}") from None
+    return ReplayResult(devices=tuple(devices))
 
 
 def _replay_device(
