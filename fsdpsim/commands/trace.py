@@ -23,12 +23,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate and write; a predicted out-of-memory is traced up to there."""
+    """Simulate and write a file per simulated rank; an out-of-memory is traced up to there."""
     from fsdpsim.simulate import simulate
-    from fsdpsim.trace import write_trace
+    from fsdpsim.trace import write_traces
 
     scenario = common.load_scenario(args)
     path = args.output or Path(f"{scenario.name}.pt.trace.json.gz")
-    write_trace(simulate(scenario), path)
-    print(path)
+    for written in write_traces(simulate(scenario), path):
+        print(written)
     return 0

@@ -35,8 +35,10 @@ SPANS_SORT_INDEX = 536_870_912
 def trace(result: Result, rank: int = 0) -> dict[str, Any]:
     """The trace of one ``rank``, as plain data for JSON.
 
-    One rank is simulated and stands for all: ``rank`` decides names and numbers only.
+    Where one simulated rank stands for all, ``rank`` decides names and numbers only.
     """
+    if len(result.ranks) > 1:
+        result = result.of_rank(rank)
     scenario = result.scenario
     steps = result.program.steps
     lanes = Lanes(
@@ -71,12 +73,28 @@ def encode(data: dict[str, Any]) -> bytes:
     return json.dumps(data, allow_nan=False).encode("ascii")
 
 
-def write_trace(result: Result, path: Path) -> None:
-    """Write the trace of ``result`` to ``path``, compressed if it ends in ``.gz``.
+def write_traces(result: Result, path: Path) -> list[Path]:
+    """Write one file per simulated rank; returns their paths.
+
+    One rank goes to ``path``; of several, rank 3 goes to ``trace.rank3.json.gz`` beside
+    ``trace.json.gz``. Raises :class:`fsdpsim.files.OutputError`.
+    """
+    if len(result.ranks) <= 1:
+        write_trace(result, path)
+        return [path]
+    stem, dot, endings = path.name.partition(".")
+    paths = [path.with_name(f"{stem}.rank{n}{dot}{endings}") for n in range(len(result.ranks))]
+    for rank, own in enumerate(paths):
+        write_trace(result, own, rank)
+    return paths
+
+
+def write_trace(result: Result, path: Path, rank: int = 0) -> None:
+    """Write the trace of one ``rank`` to ``path``, compressed if it ends in ``.gz``.
 
     The same result gives the same bytes. Raises :class:`fsdpsim.files.OutputError`.
     """
-    data = encode(trace(result))
+    data = encode(trace(result, rank))
     write_bytes(path, gzip.compress(data, COMPRESSION, mtime=0) if path.suffix == ".gz" else data)
 
 

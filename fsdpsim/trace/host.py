@@ -60,13 +60,15 @@ class HostThread:
     def run(self) -> list[Event]:
         """All events of the thread, and of the GPU what the thread launched."""
         for index, step in enumerate(self.result.program.steps):
-            self._advance(step)
+            if not self._reached(step):
+                break  # memory ran out before
+            if isinstance(step, (Mark, IterationStart)):
+                self.now = nanoseconds(step.time or 0.0)
             self._frames.before(index, step, self.now)
             if isinstance(step, Op):
                 self._launch(step)
             elif isinstance(step, Malloc):
-                if not self._allocate(step):
-                    break  # out of memory: the host went no further
+                self._allocate(step)
             elif isinstance(step, Free):
                 self._memory_instant()
             elif isinstance(step, HostWait):
@@ -79,9 +81,17 @@ class HostThread:
         self._frames.close_all(self.now)
         return self.events
 
-    def _advance(self, step: Step) -> None:
-        if isinstance(step, (Mark, IterationStart)) and step.time is not None:
-            self.now = nanoseconds(step.time)
+    def _reached(self, step: Step) -> bool:
+        """Whether the CPU got to ``step``; an allocation that failed counts."""
+        if isinstance(step, Op):
+            return step.issued is not None
+        if isinstance(step, (Mark, IterationStart)):
+            return step.time is not None
+        if isinstance(step, (HostWait, HostWork)):
+            return step.end is not None
+        if isinstance(step, Malloc):
+            return step.buffer.allocated_at is not None
+        return not isinstance(step, Free) or step.buffer.freed_at is not None
 
     # ---- launches
 
@@ -202,17 +212,14 @@ class HostThread:
 
     # ---- memory
 
-    def _allocate(self, step: Malloc) -> bool:
-        """The driver calls that the CPU paid for; whether the allocation succeeded."""
+    def _allocate(self, step: Malloc) -> None:
+        """The driver calls that the CPU paid for, and the allocation, unless it failed."""
         paid = self.result.memory.paid_calls
         while self._paid < len(paid) and paid[self._paid].buffer is step.buffer:
             self._driver_call(paid[self._paid])
             self._paid += 1
-        oom = self.result.memory.oom
-        if oom is not None and oom.buffer is step.buffer:
-            return False
-        self._memory_instant()
-        return True
+        if step.buffer.block is not None:
+            self._memory_instant()
 
     def _driver_call(self, paid: PaidCall) -> None:
         end = nanoseconds(paid.end)
