@@ -1,6 +1,7 @@
 """Ops that run at the same time on one GPU slow each other down.
 
-A kernel takes ``compute_slowdown`` times longer while a collective runs, a collective
+A collective occupies a share of the GPU's multiprocessors, and the kernels that run beside it have
+the rest, in equal shares when they are several (on several streams). A collective takes
 ``communication_slowdown`` times longer while a kernel runs, and collectives on one link share its
 bandwidth equally. The factors are those of :class:`fsdpsim.hardware.Hardware`, with their sources.
 """
@@ -36,13 +37,16 @@ class SharedGpu:
         env: simpy.Environment,
         link_of: Mapping[str, str],
         *,
-        compute_slowdown: float,
+        taken_by: Mapping[str, float],
         communication_slowdown: float,
     ) -> None:
-        """``link_of`` maps a collective's group to the link that it is bound by."""
+        """``link_of`` maps a collective's group to the link that it is bound by.
+
+        ``taken_by`` maps a link to the share of the GPU that a collective on it takes.
+        """
         self.env = env
         self.link_of = link_of
-        self.compute_slowdown = compute_slowdown
+        self.taken_by = taken_by
         self.communication_slowdown = communication_slowdown
         self.running: dict[Op, _Running] = {}
 
@@ -53,9 +57,9 @@ class SharedGpu:
 
     def _change_speeds(self, begun: Op | None = None) -> None:
         links = [self._link(op) for op in self.running if op.collective is not None]
-        computes = len(links) < len(self.running)
+        kernels = len(self.running) - len(links)
         for entry in self.running.values():
-            slowdown = self._slowdown(entry.op, links, computes=computes)
+            slowdown = self._slowdown(entry.op, links, kernels)
             if slowdown == entry.slowdown and entry.op is not begun:
                 continue
             now = self.env.now
@@ -64,11 +68,11 @@ class SharedGpu:
             entry.version += 1
             self._foresee_end(entry)
 
-    def _slowdown(self, op: Op, links: list[str], *, computes: bool) -> float:
+    def _slowdown(self, op: Op, links: list[str], kernels: int) -> float:
         if op.collective is None:
-            return self.compute_slowdown if links else 1.0
+            return kernels / (1 - sum(self.taken_by[link] for link in links))
         shared = links.count(self._link(op))
-        return shared * (self.communication_slowdown if computes else 1.0)
+        return shared * (self.communication_slowdown if kernels else 1.0)
 
     def _link(self, op: Op) -> str:
         return self.link_of.get(op.collective.group, op.collective.group)

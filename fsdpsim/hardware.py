@@ -66,12 +66,56 @@ class NcclCosts(_Table):
     """Ceiling of LL's bus bandwidth that NCCL's tuner assumes when it picks a protocol."""
     tail: Annotated[float, Field(ge=0, strict=True)]
     """Chunk times that Simple spends outside the ring's steady state, per pass over the ring."""
+    # "24 coll channels" in NCCL's logs of one node of 8 A100 or H100 (p5.48xlarge: awsome-distributed-
+    # training; A100 SXM4 likewise), "16 coll channels" over nodes with 8 NICs each (two per NIC).
+    channels: Count = 24
+    """Thread blocks, one multiprocessor each, of a collective inside a node."""
+    network_channels: Count = 16
+    """The same of a collective over nodes."""
     nvls: StrictBool
     """NVLink SHARP: the NVSwitch reduces; all-reduce only."""
     nvls_latency: SecondsOrZero
     """Seconds of an NVLS all-reduce of nothing."""
     nvls_bandwidth: Share
     """Share of ``intra_node_bandwidth`` that NVLS reaches."""
+
+
+class AttentionCosts(_Table):
+    """How fast one implementation of fused causal attention is, counting the FLOPs it executes.
+
+    The share of the peak falls for short sequences, whose first and last tiles cost as much but
+    hold less, as 1 / (1 + half length / sequence length).
+    """
+
+    forward: Share
+    """Share of the peak in forward, for long sequences and heads of 128 elements."""
+    backward: Share
+    """The same in backward, whose FLOPs are 2.5 times forward's."""
+    # FlashAttention-3 (arXiv 2407.08608), figures 5 and 6, H100, 512 to 16 k tokens: FlashAttention-2
+    # forward, causal, 191 260 298 319 333 335 TFLOP/s; backward, not causal, 214 260 291 310 318 322
+    # (the causal mask adds half a tile of 128 per row, twice as much of half the work).
+    forward_half_length: Count = 300
+    """Tokens at which half of that is reached in forward."""
+    backward_half_length: Count = 400
+    """The same in backward."""
+    # Same figures, heads of 64 against 128 at 16 k: 299 of 335 forward, 291 of 322 backward.
+    head_dim_64: Share = 0.9
+    """Share of that for heads of 64 elements or fewer."""
+
+
+class AttentionTable(_Table):
+    """The implementations of fused attention that ``training.attention`` can name."""
+
+    flash1: AttentionCosts
+    """FlashAttention 1."""
+    flash2: AttentionCosts
+    """FlashAttention 2: what torch's SDPA takes by itself."""
+    flash3: AttentionCosts
+    """FlashAttention 3."""
+    cudnn: AttentionCosts
+    """cuDNN's, also TransformerEngine's."""
+    triton: AttentionCosts
+    """flash-attention's Triton kernel of 2023."""
 
 
 class HostCosts(_Table):
@@ -128,12 +172,14 @@ class Hardware(_Table):
     """FLOP/s of dense 8-bit types; absent when the GPU has none."""
     gemm_efficiency: tuple[tuple[float, float], ...]
     """(2MNK, share of the peak) of measured GEMMs: linear in log FLOPs between, flat outside."""
-    attention_forward_efficiency: Share
-    """Share of the peak that fused attention reaches forward, counting the FLOPs it executes."""
-    attention_backward_efficiency: Share
-    """The same for its backward, whose FLOPs are 2.5 times the forward's."""
+    attention: AttentionTable
+    """Fused attention, by implementation."""
     efficiency: Annotated[float, Field(gt=0, strict=True)] = 1.0
-    """Calibration: all rooflines times this. 1.0 means that nothing was calibrated."""
+    """Calibration: matrix products run at this times ``gemm_efficiency``, which was measured in
+    loops of one kernel with nothing beside: power limit, clocks and library versions differ. 1.0
+    means that nothing was calibrated."""
+    multiprocessors: Count
+    """Streaming multiprocessors (AMD: compute units)."""
 
     memory: Bytes
     """Bytes that CUDA reports as the device's total."""
@@ -188,11 +234,12 @@ class Hardware(_Table):
     # 21.5 ms also holds waiting for late ranks) against 345 GB/s stand-alone (nccl issue 1229).
     inter_node_in_training: Share = 0.57
     """The same for rings over nodes whose network is as fast as NVLink; a slow one loses less."""
-    # GEMMs 70.6 % of the peak under collectives in NeMo's report against 77.5 % alone; and 1 / 0.8.
     contention: bool = False
     """Model that kernels and collectives slow each other down while they overlap."""
-    compute_slowdown: Factor = 1.10
-    """Contention: kernels take this many times longer while a collective runs."""
+    compute_slowdown: Factor | None = None
+    """Contention: kernels take this many times longer while a collective runs. Left out, they lose
+    the multiprocessors that NCCL's channels occupy."""
+    # 1 / intra_node_in_training.
     communication_slowdown: Factor = 1.25
     """Contention: collectives take this many times longer while a kernel runs.
 
@@ -226,6 +273,13 @@ class Hardware(_Table):
     def world_size(self) -> int:
         """Ranks: one per GPU."""
         return self.nodes * self.gpus_per_node
+
+    def taken_by_collective(self, nodes: int) -> float:
+        """Share of the GPU that a collective over ``nodes`` takes from the kernels beside it."""
+        if self.compute_slowdown is not None:
+            return 1 - 1 / self.compute_slowdown
+        channels = self.nccl.channels if nodes == 1 else self.nccl.network_channels
+        return channels / self.multiprocessors
 
     def stand_alone(self) -> Self:
         """The same hardware with bandwidths as benchmarks see them, with no compute beside."""

@@ -1,7 +1,7 @@
 """Seconds of a kernel: the slower of its arithmetic and its memory traffic (Williams et al. 2009).
 
-seconds = max(FLOPs / (peak x efficiency), floor + bytes / (bandwidth x efficiency)), both rates
-times ``Hardware.efficiency``. The floor (launch latency on the GPU, ramp of the first and last
+seconds = max(FLOPs / (peak x efficiency), floor + bytes / (bandwidth x efficiency)), the rate of
+matrix products times ``Hardware.efficiency``. The floor (launch latency on the GPU, ramp of the first and last
 wave) makes memory-bound kernels slow when small: half of the bandwidth is reached at floor x
 bandwidth bytes, 8 MB on a H100. Arithmetic has no floor of its own, since the published GEMM
 efficiencies are of whole kernels and contain it.
@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 
-from fsdpsim.hardware import Hardware
-from fsdpsim.workload import Kernel
+from fsdpsim.hardware import AttentionCosts, Hardware
+from fsdpsim.workload import Attention, Kernel
 
 #: `Hardware` field with the peak of a dtype.
 _PEAK = {
@@ -26,6 +26,8 @@ _PEAK = {
 }
 #: Kinds that run on tensor cores; the arithmetic of the others is float32 on the CUDA cores.
 _TENSOR_KINDS = ("gemm", "attention", "unit")
+#: What an attention kernel is that does not say.
+DEFAULT_ATTENTION = Attention(implementation="flash2", seq_len=4096)
 
 
 def kernel_seconds(kernel: Kernel, hardware: Hardware, *, dtype: str | None = None) -> float:
@@ -69,7 +71,7 @@ def ridge_point(hardware: Hardware, *, dtype: str = "bfloat16") -> float:
 
 
 def _memory_seconds(nbytes: float, share: float, hardware: Hardware) -> float:
-    return nbytes / (hardware.memory_bandwidth * share * hardware.efficiency)
+    return nbytes / (hardware.memory_bandwidth * share)
 
 
 def _arithmetic_seconds(kernel: Kernel, hardware: Hardware, dtype: str) -> float:
@@ -79,18 +81,26 @@ def _arithmetic_seconds(kernel: Kernel, hardware: Hardware, dtype: str) -> float
     if not flops:
         return 0.0
     if kernel.kind not in _TENSOR_KINDS:
-        return flops / (hardware.peak_flops_fp32 * hardware.efficiency)
-    share = _tensor_efficiency(kernel, flops, hardware)
-    return flops / (_peak(dtype, hardware) * share * hardware.efficiency)
+        return flops / hardware.peak_flops_fp32
+    return flops / (_peak(dtype, hardware) * _tensor_efficiency(kernel, flops, hardware))
 
 
 def _tensor_efficiency(kernel: Kernel, flops: float, hardware: Hardware) -> float:
-    if kernel.kind != "attention":
-        return gemm_efficiency(flops / kernel.launches, hardware)
+    if kernel.kind == "attention":
+        return attention_efficiency(kernel, hardware)
+    return gemm_efficiency(flops / kernel.launches, hardware) * hardware.efficiency
+
+
+def attention_efficiency(kernel: Kernel, hardware: Hardware) -> float:
+    """Share of the peak that a fused attention kernel reaches."""
+    shape = kernel.attention or DEFAULT_ATTENTION
+    cost: AttentionCosts = getattr(hardware.attention, shape.implementation)
+    plateau, half = cost.forward, cost.forward_half_length
     # torch names the kernels *_attention_forward and *_attention_backward, FlashAttention *_bwd.
     if "backward" in kernel.name or "bwd" in kernel.name:
-        return hardware.attention_backward_efficiency
-    return hardware.attention_forward_efficiency
+        plateau, half = cost.backward, cost.backward_half_length
+    heads = cost.head_dim_64 if shape.head_dim <= 64 else 1.0
+    return plateau * heads / (1 + half / shape.seq_len)
 
 
 def _peak(dtype: str, hardware: Hardware) -> float:

@@ -52,6 +52,16 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """What decides how fast a fused attention kernel is."""
+
+    implementation: str
+    """A key of ``[hardware.attention]``: ``flash2``, ``cudnn``, ..."""
+    seq_len: int
+    head_dim: int = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
     """One kernel launch on the compute stream.
 
@@ -68,6 +78,7 @@ class Kernel:
     flops: float = 0.0
     nbytes: float = 0.0
     gemm: tuple[int, int, int] | None = None
+    attention: Attention | None = None
     dtype: str = "bfloat16"
     allocates: tuple[Tensor, ...] = ()
     frees: tuple[str, ...] = ()

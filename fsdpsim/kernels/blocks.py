@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fsdpsim.kernels import moe, ops
-from fsdpsim.kernels.loss import cross_entropy
+from fsdpsim.kernels.loss import cross_entropy, logged_cross_entropies
 from fsdpsim.kernels.tape import Tape
 from fsdpsim.model.config import ModelConfig
 from fsdpsim.model.modules import HEAD, embedding_paths, final_norm_path
@@ -24,6 +24,7 @@ class Batch:
     compiled: bool = False
     fused_norm: bool = True
     repeat_kv: bool = False
+    attention: str = "flash2"
 
     @property
     def tokens(self) -> int:
@@ -69,7 +70,9 @@ def block(config: ModelConfig, batch: Batch) -> tuple[Tape, str]:
     return tape, _llama_block(tape, config, batch)
 
 
-def tail(config: ModelConfig, batch: Batch, *, chunks: int, compiled: bool) -> Tape:
+def tail(
+    config: ModelConfig, batch: Batch, *, chunks: int, compiled: bool, logged: int = 0
+) -> Tape:
     """Final norm, head and cross-entropy; the norm is compiled with the loss or not at all."""
     tape = batch.tape()
     tape.compiled = compiled
@@ -81,6 +84,7 @@ def tail(config: ModelConfig, batch: Batch, *, chunks: int, compiled: bool) -> T
         tape, HEAD, normed, n_in=width, n_out=config.vocab_size, weights=weights, policy=""
     )
     cross_entropy(tape, logits, chunks)
+    logged_cross_entropies(tape, logits, logged)
     return tape
 
 
@@ -132,6 +136,7 @@ def _attention(
         heads=config.num_attention_heads,
         head_dim=config.head_dim,
         kv_heads=kv_heads,
+        implementation=batch.attention,
     )
 
 

@@ -58,6 +58,8 @@ def build_workload(
     compile_loss: bool | None = None,
     fused_norm: bool = True,
     repeat_kv: bool = False,
+    attention: str = "flash2",
+    logged_cross_entropies: int = 0,
     count_embedding: bool = True,
 ) -> Workload:
     """The units of ``wrapping`` and the kernels of one micro-batch on one rank.
@@ -78,6 +80,10 @@ def build_workload(
     ``repeat_kv``
         Grouped keys and values are copied to every head before attention (torchtitan until 2025,
         transformers without ``enable_gqa``).
+    ``attention``
+        The implementation, a key of ``hardware.attention``: decides the kernels' speed.
+    ``logged_cross_entropies``
+        How many more cross-entropies the trainer computes for its logs.
     ``count_embedding``
         See :func:`fsdpsim.model.flops_per_token`.
 
@@ -95,8 +101,15 @@ def build_workload(
         compiled=compile,
         fused_norm=fused_norm,
         repeat_kv=repeat_kv,
+        attention=attention,
     )
-    end = blocks.tail(config, batch, chunks=chunked_loss, compiled=compile_loss)
+    end = blocks.tail(
+        config,
+        batch,
+        chunks=chunked_loss,
+        compiled=compile_loss,
+        logged=logged_cross_entropies,
+    )
     frozen = {p.name for unit in wrapping.units for p in unit.params if not p.requires_grad}
     stretches = tuple(_stretches(config, batch, activation_checkpointing, end, frozen))
     return Workload(

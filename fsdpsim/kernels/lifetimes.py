@@ -123,6 +123,7 @@ def _kernel(tape: Tape, step: Step, plan: _Plan, at: At, freed: set[tuple[str, i
         flops=step.flops,
         nbytes=moved + step.extra,
         gemm=step.gemm,
+        attention=step.attention,
         dtype=tape.dtype,
         allocates=tuple(
             Tensor(

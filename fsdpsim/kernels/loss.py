@@ -9,6 +9,24 @@ LOSS = "loss"
 """Owner of the loss's ops: no module of the model."""
 
 
+def logged_cross_entropies(tape: Tape, logits: str, count: int) -> None:
+    """``count`` more cross-entropies of the logits, without gradient, as a trainer logs them.
+
+    Each is a cast to fp32, a log-softmax and a sum. They run when the activations are gone, so that
+    their buffers never make the peak and are left out. Source: Composer's
+    ``Trainer._eval_train_metrics``; llm-foundry's models log two, the loss and the perplexity.
+    """
+    tape.owner = LOSS
+    numel = tape.nbytes(logits) / tape.element
+    for number in range(count):
+        cast = numel * (tape.element + FP32)
+        name = f"logged_cross_entropy.{number}"
+        tape.add(
+            Step(name=f"{name}.float", keeps=(logits,), extra=cast),
+            Step(name=name, kind="reduction", keeps=(logits,), extra=2.0 * FP32 * numel),
+        )
+
+
 def cross_entropy(tape: Tape, logits: str, chunks: int = 1) -> None:
     """``cross_entropy(logits.float(), labels)`` of all tokens.
 

@@ -7,6 +7,7 @@ function appends to the tape and returns the name of the output. FLOPs count mul
 from __future__ import annotations
 
 from fsdpsim.kernels.tape import GRAD, Step, Tape
+from fsdpsim.workload import Attention
 
 FP32 = 4
 INT64 = 8
@@ -229,6 +230,7 @@ def attention(
     heads: int,
     head_dim: int,
     kv_heads: int,
+    implementation: str,
 ) -> str:
     """Causal flash attention over (q, k, v), or over one fused qkv buffer.
 
@@ -241,6 +243,7 @@ def attention(
     y = tape.buffer(f"{path}.attention", width)
     lse = tape.buffer(f"{path}.lse", heads, FP32)
     flops = 4.0 * seq_len * width * tape.tokens / 2
+    shape = Attention(implementation=implementation, seq_len=seq_len, head_dim=head_dim)
     tape.add(
         Step(
             name=f"{path}.flash_fwd",
@@ -248,6 +251,7 @@ def attention(
             reads=qkv,
             writes=(y, lse),
             flops=flops,
+            attention=shape,
         ),
         backward=_attention_backward(
             tape,
@@ -255,6 +259,7 @@ def attention(
             qkv,
             (heads, head_dim, kv_heads),
             flops=ATTENTION_BACKWARD * flops,
+            kernel=shape,
         ),
         saves=(*qkv, y, lse),
         policy="attention",
@@ -263,7 +268,12 @@ def attention(
 
 
 def _attention_backward(
-    tape: Tape, path: str, qkv: tuple[str, ...], shape: tuple[int, int, int], flops: float
+    tape: Tape,
+    path: str,
+    qkv: tuple[str, ...],
+    shape: tuple[int, int, int],
+    flops: float,
+    kernel: Attention,
 ) -> tuple[Step, ...]:
     """Row sums of dO * O, the main kernel into an fp32 dq, its cast; sums over grouped heads."""
     heads, head_dim, kv_heads = shape
@@ -284,6 +294,7 @@ def _attention_backward(
             reads=(d(y), *qkv, lse, delta, accumulator),
             writes=(accumulator, *full),
             flops=flops,
+            attention=kernel,
         ),
         Step(name=f"{path}.flash_bwd_convert_dq", reads=(accumulator,), writes=(dq,)),
     ]

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fsdpsim.workload import DTYPE_BYTES
+from fsdpsim.workload import DTYPE_BYTES, Attention
 
 Steps = tuple[tuple[int, "Step"], ...]
 """Steps, each with the index of the op that it belongs to."""
@@ -42,6 +42,7 @@ class Step:
     """Bytes moved besides the buffers: weights, tables, gradients of parameters."""
     flops: float = 0.0
     gemm: tuple[int, int, int] | None = None
+    attention: Attention | None = None
     gradients: tuple[str, ...] = ()
     """Parameters whose gradient it produces, named relative to the block."""
 
