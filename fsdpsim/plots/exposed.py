@@ -77,7 +77,7 @@ def _draw(result: Result, seconds: dict[str, dict[str, float]]) -> Figure:
 
 def _title(result: Result) -> str:
     view = make_view(result)
-    name = view.result.scenario.title or view.result.scenario.name
+    name = view.result.scenario.title.strip() or view.result.scenario.name
     waits, step = show_seconds(result.exposed_communication), show_seconds(result.step_time)
     return f"{name}: {waits} of the {step} step is exposed communication"
 

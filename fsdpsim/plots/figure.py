@@ -94,7 +94,7 @@ def time_axis(axes: Axes, view: View) -> None:
 def title(view: View) -> str:
     """What was simulated, and the step time."""
     scenario, result = view.result.scenario, view.result
-    name = scenario.title or scenario.name
+    name = scenario.title.strip() or scenario.name
     if result.memory.oom is not None:
         return f"{name}: out of memory at {show_seconds(result.memory.oom.time)}"
     index = -1 if view.iteration is None else view.iteration

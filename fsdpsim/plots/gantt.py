@@ -194,9 +194,10 @@ def labels(view: View, row: Row, y: int, per_unit: float) -> list[Label]:
         for group, named in zip(groups, names, strict=True)
     ]
     found = [label for label in units if label is not None]
-    if row.name == COMPUTE and _few(groups, units):
+    if len(found) < len(groups):
         # A bare number here and there would look like a mistake, not like a label.
         found = [label for label in found if not label.text[0].isdigit()]
+    if row.name == COMPUTE and _few(groups, units):
         found += _units_above(view, groups, y, per_unit)
     return found + [label for named in names for label in named]
 
