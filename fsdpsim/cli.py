@@ -29,6 +29,7 @@ COMMANDS = (
     "ledger",
     "trace",
     "snapshot",
+    "replay",
 )
 
 
