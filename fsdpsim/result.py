@@ -46,7 +46,7 @@ class Result:
     workload: Workload
     costs: Costs
     program: Program
-    """What rank 0 ran."""
+    """What rank 0 ran, or the rank that ran out of memory."""
     memory: GpuMemory
     ranks: tuple[Program, ...] = ()
     """What every simulated rank ran; with more than one, ranks differ by [noise]."""

@@ -56,14 +56,21 @@ UNLIMITED = 1 << 48
 MemoryHook = Callable[[MemoryEvent], object]
 
 
-def simulate(scenario: Scenario, *, on_memory_event: MemoryHook | None = None) -> Result:
+def simulate(
+    scenario: Scenario,
+    *,
+    workload: Workload | None = None,
+    on_memory_event: MemoryHook | None = None,
+) -> Result:
     """Simulate ``scenario`` on one rank that stands for all, or with [noise] on all ranks.
 
-    A predicted out-of-memory is a result, not an error. ``on_memory_event`` is called for each
-    event of a torch memory snapshot of rank 0.
+    A predicted out-of-memory is a result, not an error. ``workload`` is that of
+    :func:`build_workload`, where it is at hand. ``on_memory_event`` is called for each event of a
+    torch memory snapshot of rank 0.
     """
     costs = build_costs(scenario)
-    workload = build_workload(scenario, costs)
+    if workload is None:
+        workload = build_workload(scenario, costs)
     ranks = []
     for number in range(scenario.world_size if scenario.noise is not None else 1):
         program = record(scenario, workload, costs)
@@ -73,12 +80,13 @@ def simulate(scenario: Scenario, *, on_memory_event: MemoryHook | None = None) -
         ranks.append(Rank(program, build_memory(scenario, program, hook)))
     with suppress(OutOfMemoryError):  # memory.oom says where; what had not run by then never will
         run_ranks(ranks, partial(_membership, scenario, costs), _contention(scenario, costs))
+    shown = next((rank for rank in ranks if rank.memory.oom is not None), ranks[0])
     return Result(
         scenario=scenario,
         workload=workload,
         costs=costs,
-        program=ranks[0].program,
-        memory=ranks[0].memory,
+        program=shown.program,
+        memory=shown.memory,
         ranks=tuple(rank.program for rank in ranks),
         memories=tuple(rank.memory for rank in ranks),
     )
@@ -162,6 +170,7 @@ def _model_workload(scenario: Scenario) -> Workload:
         fused_norm=training.fused_norm,
         repeat_kv=training.repeat_kv,
         attention=training.attention,
+        logged_cross_entropies=training.logged_cross_entropies,
     )
 
 

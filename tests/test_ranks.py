@@ -143,3 +143,14 @@ def test_collectives_on_one_link_share_it() -> None:
     ones = {"contention": True, "compute_slowdown": 1.0, "communication_slowdown": 1.0}
     table["hardware"] |= ones
     assert simulate(load(table)).step_time > alone
+
+
+def test_the_rank_that_runs_out_of_memory_is_the_one_shown() -> None:
+    """With jitter the ranks free at different times; on a device that only just fails, one does."""
+    options = {"parameters": 1 << 24, "training": {"iterations": 2}}
+    table = tables("fsdp1", 4, fsdp={"limit_all_gathers": False}, **options)
+    table["noise"] = {"jitter": 0.3}
+    table["hardware"] |= {"memory": "400 MiB", "context_memory": 0, "nccl_memory": 0}
+    result = simulate(load(table))
+    assert result.memory.oom is not None
+    assert result.memory in result.memories
