@@ -123,10 +123,13 @@ def _recording(
     events = []
     for index, entry in enumerate(trace):
         where = f"device_traces[{device}][{index}]"
-        if _mapping(entry, where).get("action") not in ACTIONS:
+        action = _mapping(entry, where).get("action")
+        if not isinstance(action, str):
+            raise SnapshotError(f"{where}: 'action' is {action!r}")
+        if action not in ACTIONS:
             continue
         event = _event(entry, where)
-        if not private.owns(event, _pool(entry, "pool_id")):
+        if not private.owns(event, _pool(entry, "pool_id") if "pool_id" in entry else None):
             events.append(event)
     return Recording(
         device=device,
@@ -145,10 +148,14 @@ class _PrivatePools:
         self.reserved = sum(segment.size for segment in segments)
         self.skipped = 0
 
-    def owns(self, event: Event, pool: tuple[int, ...]) -> bool:
-        inside = event.action != "oom" and any(a <= event.address < b for a, b in self.spans)
-        self.skipped += inside or pool != _DEFAULT_POOL
-        return inside or pool != _DEFAULT_POOL
+    def owns(self, event: Event, pool: tuple[int, ...] | None) -> bool:
+        """Whether to leave the event out; ``pool`` is None where the trace does not tell it."""
+        if pool is not None:
+            mine = pool != _DEFAULT_POOL
+        else:
+            mine = event.action != "oom" and any(a <= event.address < b for a, b in self.spans)
+        self.skipped += mine
+        return mine
 
     def notes(self) -> tuple[str, ...]:
         if not self.spans and not self.skipped:
