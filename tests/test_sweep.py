@@ -93,6 +93,14 @@ def test_every_row_is_what_run_says_of_that_point(scenario: Scenario, rows: list
         assert (row.status == "oom") == (figures["oom"] is not None)
 
 
+def test_noise_and_contention_are_simulated_as_run_does() -> None:
+    tables = {name: table for name, table in TABLES.items() if name != "sweep"}
+    varied = {"noise.jitter": [0.0, 0.2], "hardware.contention": [True, False]}
+    for row in sweep(load({**tables, "sweep": varied})):
+        overrides = [f"{key}={json.dumps(value)}" for key, value in row.settings.items()]
+        assert row.figures["step_time_s"] == simulate(load(tables, overrides)).step_time
+
+
 def test_out_of_memory_is_a_result_and_invalid_points_have_a_reason(rows: list[Row]) -> None:
     statuses = {row.settings["fsdp.sharding_factor"]: row.status for row in rows}
     assert statuses == {1: "ok", 2: "oom", 3: "invalid", 4: "ok", 8: "ok"}

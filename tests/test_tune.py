@@ -165,6 +165,20 @@ def test_bounds_hold_for_the_lectures_runtime(
     check_bounds(load({"workload": workload, "fsdp": fsdp, "training": training}))
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"noise": {"jitter": 0.3}},
+        {"noise": {"jitter": 0.9, "seed": 3}},
+        {"noise": {"stragglers": {0: 2.0}}},
+        {"noise": {"stragglers": {3: 1.5}}},
+        {"hardware": {**SMALL["hardware"], "contention": True}},
+    ],
+)
+def test_bounds_hold_where_ranks_differ_and_ops_disturb_each_other(more: dict[str, Any]) -> None:
+    check_bounds(load({**SMALL, **more}))
+
+
 def test_bounds_are_close_where_compute_or_communication_is_all() -> None:
     slow = {**SMALL["hardware"], "inter_node_bandwidth": "100 MB/s"}
     scenario = load({**SMALL, "hardware": slow})

@@ -61,8 +61,11 @@ def lower_bounds(scenario: Scenario, workload: Workload, costs: Costs) -> LowerB
     forwards = training.gradient_accumulation_steps * training.forwards_per_backward
     calls = list(_calls(scenario, workload))
     compute = forwards * sum(_compute_seconds(call, costs) for call in calls)
+    # A kernel that jitters may be faster than its cost.
+    jitters = scenario.noise is not None and scenario.noise.jitter > 0
+    seconds = [compute, *_communication_seconds(scenario, workload, costs)]
     return LowerBounds(
-        step_time=max([compute, *_communication_seconds(scenario, workload, costs)]),
+        step_time=0.0 if jitters else max(seconds),
         peak_bytes=_peak(scenario, workload, calls),
         tokens=workload.tokens * forwards,
     )

@@ -7,16 +7,14 @@ import pickle
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-from fsdpsim import engine
-from fsdpsim.allocator import OutOfMemoryError
 from fsdpsim.costs import Costs
 from fsdpsim.result import Result
 from fsdpsim.scenario import Scenario, ScenarioError
-from fsdpsim.simulate import build_costs, build_memory, build_workload, record
+from fsdpsim.simulate import build_costs, build_workload, simulate
 from fsdpsim.summary import summary
 from fsdpsim.sweeps.bounds import LowerBounds, lower_bounds
 from fsdpsim.sweeps.grid import Point, Variations
@@ -62,15 +60,7 @@ class Simulator:
 
     def simulate(self, scenario: Scenario) -> Result:
         """As :func:`fsdpsim.simulate`, with a workload that earlier points may have built."""
-        costs = build_costs(scenario)
-        workload = self.workload(scenario, costs)
-        program = record(scenario, workload, costs)
-        memory = build_memory(scenario, program)
-        with suppress(OutOfMemoryError):
-            engine.run(program.steps, memory)
-        return Result(
-            scenario=scenario, workload=workload, costs=costs, program=program, memory=memory
-        )
+        return simulate(scenario, workload=self.workload(scenario, build_costs(scenario)))
 
     def bounds(self, scenario: Scenario) -> LowerBounds:
         """What ``scenario`` needs at least. Raises :class:`ScenarioError`."""
