@@ -67,5 +67,6 @@ def test_reserved_never_falls_below_what_was_asked_for(snapshot: Path) -> None:
     result = replay(content(snapshot), {"expandable_segments": True})
     for device in result.devices:
         assert device.what_if is not None
-        assert device.what_if.reserved_peak >= device.recorded.requested_peak
-        assert device.what_if.requested_peak == device.recorded.requested_peak
+        if device.what_if.num_ooms == device.recorded.num_ooms == 0:
+            assert device.what_if.requested_peak == device.recorded.requested_peak
+        assert device.what_if.reserved_peak >= device.what_if.requested_peak

@@ -24,14 +24,11 @@ from fsdpsim.allocator.blocks import (
     Segment,
 )
 from fsdpsim.allocator.driver import Device, DeviceMemory, DriverCall, SynchronizeEvents
-from fsdpsim.allocator.errors import (
-    OutOfMemoryError,
-    RequestTooLargeError,
-    UnsupportedSettingsError,
-)
-from fsdpsim.allocator.expandable import expanded_size, find_growable
+from fsdpsim.allocator.errors import OutOfMemoryError, RequestTooLargeError
+from fsdpsim.allocator.expandable import find_growable
 from fsdpsim.allocator.release import collect_garbage, release_available, release_blocks
 from fsdpsim.allocator.reserved import EventHook, ReservedMemory
+from fsdpsim.allocator.search import SearchRules
 from fsdpsim.allocator.settings import AllocatorSettings
 from fsdpsim.allocator.sizes import (
     MAX_REQUEST,
@@ -72,9 +69,7 @@ class CachingAllocator:
         ``on_event(action, address, size, stream)`` in the order of a torch memory snapshot.
         """
         if capacity < 0 or total_memory <= 0:
-            raise ValueError(
-                f"capacity {capacity} and total_memory {total_memory} must be positive"
-            )
+            raise ValueError(f"negative capacity {capacity} or no total_memory {total_memory}")
         self.device = device
         self.num_alloc_retries = 0
         self.num_ooms = 0
@@ -101,6 +96,7 @@ class CachingAllocator:
         self._settings = settings
         self._divisions = settings.roundup_power2_divisions
         self._rounds_to_512 = max(self._divisions) <= 1
+        self._rules = SearchRules.of(settings)
         self._expandable = settings.expandable_segments
         self._had_expandable |= self._expandable
         self._max_split_size = self.reserved.max_split_size = settings.max_split_size
@@ -141,7 +137,7 @@ class CachingAllocator:
         if not self._any_block_fits:
             if self._gc_limit is not None:
                 pool.searches += 1
-            position = self._candidate(free_list, position, size)
+            position = self._rules.candidate(free_list.blocks, position, size)
         try:
             block = free_list.blocks.pop(position)
         except IndexError:
@@ -162,7 +158,7 @@ class CachingAllocator:
         size = self.rounded(nbytes)
         free_list = (self.small if size <= SMALL_SIZE else self.large).free_list(stream)
         position = bisect_left(free_list.keys, size << SIZE_SHIFT)
-        if self._candidate(free_list, position, size) < len(free_list.keys):
+        if self._rules.candidate(free_list.blocks, position, size) < len(free_list.blocks):
             return True
         start = find_growable(free_list, size) if self._expandable else None
         return start is not None and start.state == FREE and start.size >= size
@@ -177,38 +173,6 @@ class CachingAllocator:
     def rounded(self, nbytes: int) -> int:
         """Return the block size that a request of ``nbytes`` (> 0) asks for."""
         return round_size(nbytes, self._divisions)
-
-    def _candidate(self, free_list: FreeList, position: int, size: int) -> int:
-        """Return where the block to use is, from the best fit at ``position``; the end if none.
-
-        Only one candidate is tested against the oversize rules, as in ``get_free_block``.
-        """
-        blocks, end = free_list.blocks, len(free_list.blocks)
-        if position < end and blocks[position].segment.expandable:
-            step = _skip_to_best_expandable if self._expandable else _skip_expandable
-            position = step(blocks, position)
-        if position == end:
-            return end
-        block, limit = blocks[position], self._max_split_size
-        if size < limit and block.size >= limit:
-            return end
-        if size >= limit and block.size >= size + self._settings.max_non_split_rounding:
-            return end
-        if size >= limit:
-            self._refuse_to_split_oversize(block, size)
-        return position
-
-    def _refuse_to_split_oversize(self, block: Block, size: int) -> None:
-        if (
-            self._expandable
-            and not block.segment.expandable
-            and block.size - size >= MIN_BLOCK_SIZE
-        ):
-            raise UnsupportedSettingsError(
-                "expandable_segments was turned on together with max_split_size_mb while oversize"
-                " cudaMalloc segments were cached: torch would split one and could cudaFree it"
-                " while it is partly used"
-            )
 
     def _carve(self, block: Block, size: int, nbytes: int, free_list: FreeList) -> Block:
         """Hand out ``block``, which is in no free list, and put what is left over back."""
@@ -466,24 +430,6 @@ class CachingAllocator:
         if self._on_event is not None:
             self._on_event("oom", self.reserved.memory.free, size, free_list.stream)
         return OutOfMemoryError(report.out_of_memory(self, free_list, size, nbytes))
-
-
-def _skip_expandable(blocks: list[Block], position: int) -> int:
-    while position < len(blocks) and blocks[position].segment.expandable:
-        position += 1
-    return position
-
-
-def _skip_to_best_expandable(blocks: list[Block], position: int) -> int:
-    """Walk to larger blocks while they can grow to less: the tail of a range counts as huge."""
-    following = position + 1
-    while (
-        following < len(blocks)
-        and blocks[position].segment.expandable
-        and expanded_size(blocks[following]) < expanded_size(blocks[position])
-    ):
-        position, following = following, following + 1
-    return position
 
 
 def _run(steps: Generator[DriverCall, None, Result]) -> Result:

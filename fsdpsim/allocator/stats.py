@@ -135,25 +135,50 @@ class ActiveCount(PooledCount):
         """The sum over both pools."""
         return self.live.current + self.pending.current
 
+    @property
+    def peak(self) -> int:
+        """Highest sum since the peaks were reset."""
+        self._derive()
+        return self.settled_peak
+
     def settle(self) -> None:
-        """Derive the counters, then take up the three peaks."""
-        live, pending = self.live, self.pending
+        """Take up the three peaks."""
+        small = _settle_active(self.small, self.live.small, self.pending.small)
+        large = _settle_active(self.large, self.live.large, self.pending.large)
+        if small + large > self.settled_peak:
+            self.settled_peak = small + large
+
+    def _derive(self) -> None:
+        """Bring counters and peaks up to date, for a reader."""
+        live = self.live
         live.settle()
-        _follow(self.small, live.small, pending.small)
-        _follow(self.large, live.large, pending.large)
+        self.settle()
         self.settled_peak = max(self.settled_peak, live.settled_peak)
-        super().settle()
+        _follow(self.small, live.small, self.pending.small)
+        _follow(self.large, live.large, self.pending.large)
+
+    def report(self) -> dict[str, dict[str, int]]:
+        """Return ``{pool: {current, peak, allocated, freed}}``."""
+        self._derive()
+        return super().report()
 
     def reset_peak(self) -> None:
         """Set the three peaks to the current values."""
         self.live.reset_peak()
-        self.settle()
+        self._derive()
         super().reset_peak()
 
     def reset_accumulated(self) -> None:
         """Count increases and decreases from now on."""
-        self.settle()
+        self._derive()
         super().reset_accumulated()
+
+
+def _settle_active(active: Count, live: Count, pending: Count) -> int:
+    current = live.increase - live.decrease + pending.increase - pending.decrease
+    if current > active.settled_peak:
+        active.settled_peak = current
+    return current
 
 
 def _follow(active: Count, live: Count, pending: Count) -> None:

@@ -127,7 +127,9 @@ class _Heap:
 
     def release(self, event: Event) -> None:
         address, end = event.address, event.address + event.size
-        start = next(a for a, b in self.free_end.items() if a <= address and end <= b)
+        start = address
+        if self.free_end.get(address, 0) < end:
+            start = next(a for a, b in self.free_end.items() if a <= address and end <= b)
         start, stop = self._take(start)
         self.segment_starts.discard(address)
         for left, right in ((start, address), (end, stop)):

@@ -305,6 +305,8 @@ def _notes(
         )
     if given.total_memory is None and recording.settings.per_process_memory_fraction is not None:
         yield "the memory fraction needs the total memory of the device, which was not given"
+    if recording.settings.garbage_collection_threshold and follower.mismatches:
+        yield "garbage collection depends on the total memory and the fraction of it in force"
     yield from _flush_notes(follower, known)
 
 
