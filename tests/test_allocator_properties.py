@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 from allocator_programs import CAPACITIES, MIB, OPS, PROGRAMS, Op, Program, Runner, run_program
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsdpsim.allocator import AllocatorSettings, CachingAllocator, IdleDevice, OutOfMemoryError
@@ -108,6 +108,7 @@ def check(runner: Runner) -> None:
     assert runner.allocator.reserved.memory.used <= runner.program.capacity
 
 
+@settings(max_examples=50)
 @given(PROGRAMS)
 def test_laws_hold_after_every_operation(program: Program) -> None:
     runner = Runner(program)
@@ -116,6 +117,7 @@ def test_laws_hold_after_every_operation(program: Program) -> None:
         check(runner)
 
 
+@settings(max_examples=50)
 @given(PROGRAMS)
 def test_peaks_are_the_highest_values(program: Program) -> None:
     runner = Runner(program)
@@ -132,6 +134,7 @@ def test_peaks_are_the_highest_values(program: Program) -> None:
     assert peaks["reserved_bytes"] <= stats.reserved_bytes.peak
 
 
+@settings(max_examples=50)
 @given(PROGRAMS)
 def test_freeing_everything_and_the_cache_leaves_nothing(program: Program) -> None:
     runner = run_program(program)
@@ -145,6 +148,7 @@ def test_freeing_everything_and_the_cache_leaves_nothing(program: Program) -> No
     assert runner.allocator.reserved.memory.used == 0
 
 
+@settings(max_examples=50)
 @given(PROGRAMS)
 def test_reading_statistics_changes_nothing(program: Program) -> None:
     watched, unwatched = Runner(program), Runner(program)
@@ -157,6 +161,7 @@ def test_reading_statistics_changes_nothing(program: Program) -> None:
     assert watched.events == unwatched.events
 
 
+@settings(max_examples=50)
 @given(PROGRAMS)
 def test_is_cached_foretells_the_search(program: Program) -> None:
     runner = Runner(program)
@@ -185,6 +190,7 @@ LIMITED = st.builds(
 )
 
 
+@settings(max_examples=50)
 @given(LIMITED)
 def test_reserved_stays_within_the_memory_fraction(program: Program) -> None:
     runner = Runner(program, total_memory=program.capacity)
@@ -196,6 +202,7 @@ def test_reserved_stays_within_the_memory_fraction(program: Program) -> None:
         assert runner.allocator.stats.reserved_bytes.current <= limit
 
 
+@settings(max_examples=50)
 @given(PROGRAMS, st.sampled_from([True, False]), st.sampled_from([None, 20, 30]))
 def test_laws_survive_a_change_of_settings(
     program: Program, expandable: bool, max_split: int | None

@@ -55,7 +55,7 @@ def test_every_decision_agrees(snapshot: Path) -> None:
         assert device.num_allocations > 0
 
 
-@pytest.mark.parametrize("skipped", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("skipped", [0.2, 0.7])
 def test_a_trace_that_lost_its_beginning_is_replayed_too(snapshot: Path, skipped: float) -> None:
     whole = content(snapshot)["device_traces"]
     shortened = [trace[int(skipped * len(trace)) :] for trace in whole]

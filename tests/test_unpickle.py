@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsdpsim.unpickle import MAX_DEPTH, PickleFileError, load_plain, read_pickle
@@ -44,16 +44,19 @@ PLAIN_OLD = st.recursive(
 )
 
 
+@settings(max_examples=50)
 @given(PLAIN, st.sampled_from([4, 5]))
 def test_reads_what_pickle_wrote(value: Any, protocol: int) -> None:
     assert load_plain(pickle.dumps(value, protocol)) == value
 
 
+@settings(max_examples=50)
 @given(PLAIN_OLD, st.sampled_from([0, 1, 2, 3]))
 def test_reads_old_protocols(value: Any, protocol: int) -> None:
     assert load_plain(pickle.dumps(value, protocol)) == value
 
 
+@settings(max_examples=50)
 @given(PLAIN, st.data())
 def test_every_truncation_is_reported(value: Any, data: st.DataObject) -> None:
     whole = pickle.dumps(value, 4)
