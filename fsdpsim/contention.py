@@ -1,9 +1,9 @@
 """Ops that run at the same time on one GPU slow each other down.
 
 A collective occupies a share of the GPU's multiprocessors, and the kernels that run beside it have
-the rest, in equal shares when they are several (on several streams). A collective takes
-``communication_slowdown`` times longer while a kernel runs, and collectives on one link share its
-bandwidth equally. The factors are those of :class:`fsdpsim.hardware.Hardware`, with their sources.
+the rest, in equal shares when they are several (on several streams). A collective is slower while
+a kernel runs, and collectives on one link share its bandwidth equally. The factors come from
+:class:`fsdpsim.hardware.Hardware`, with their sources.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ class SharedGpu:
         link_of: Mapping[str, str],
         *,
         taken_by: Mapping[str, float],
-        communication_slowdown: float,
+        communication_slowdown: Callable[[Op], float],
     ) -> None:
         """``link_of`` maps a collective's group to the link that it is bound by.
 
         ``taken_by`` maps a link to the share of the GPU that a collective on it takes.
+        ``communication_slowdown`` tells how many times longer a collective takes beside a kernel.
         """
         self.env = env
         self.link_of = link_of
@@ -72,7 +73,7 @@ class SharedGpu:
         if op.collective is None:
             return kernels / (1 - sum(self.taken_by[link] for link in links))
         shared = links.count(self._link(op))
-        return shared * (self.communication_slowdown if kernels else 1.0)
+        return shared * (self.communication_slowdown(op) if kernels else 1.0)
 
     def _link(self, op: Op) -> str:
         return self.link_of.get(op.collective.group, op.collective.group)

@@ -66,8 +66,8 @@ class NcclCosts(_Table):
     """Ceiling of LL's bus bandwidth that NCCL's tuner assumes when it picks a protocol."""
     tail: Annotated[float, Field(ge=0, strict=True)]
     """Chunk times that Simple spends outside the ring's steady state, per pass over the ring."""
-    # "24 coll channels" in NCCL's logs of one node of 8 A100 or H100 (p5.48xlarge: awsome-distributed-
-    # training; A100 SXM4 likewise), "16 coll channels" over nodes with 8 NICs each (two per NIC).
+    # NCCL's logs: "24 coll channels" on one node of 8 A100 SXM4 or H100 (p5.48xlarge, in
+    # awsome-distributed-training), "16 coll channels" over nodes with 8 NICs each (two per NIC).
     channels: Count = 24
     """Thread blocks, one multiprocessor each, of a collective inside a node."""
     network_channels: Count = 16
@@ -91,9 +91,9 @@ class AttentionCosts(_Table):
     """Share of the peak in forward, for long sequences and heads of 128 elements."""
     backward: Share
     """The same in backward, whose FLOPs are 2.5 times forward's."""
-    # FlashAttention-3 (arXiv 2407.08608), figures 5 and 6, H100, 512 to 16 k tokens: FlashAttention-2
-    # forward, causal, 191 260 298 319 333 335 TFLOP/s; backward, not causal, 214 260 291 310 318 322
-    # (the causal mask adds half a tile of 128 per row, twice as much of half the work).
+    # FlashAttention-3 (arXiv 2407.08608), figures 5 and 6, H100, 512 to 16 k tokens:
+    # FlashAttention-2 forward, causal, 191 260 298 319 333 335 TFLOP/s; backward, not causal, 214
+    # 260 291 310 318 322 (the causal mask adds half a tile of 128 to rows of half the work).
     forward_half_length: Count = 300
     """Tokens at which half of that is reached in forward."""
     backward_half_length: Count = 400
@@ -239,11 +239,9 @@ class Hardware(_Table):
     compute_slowdown: Factor | None = None
     """Contention: kernels take this many times longer while a collective runs. Left out, they lose
     the multiprocessors that NCCL's channels occupy."""
-    # 1 / intra_node_in_training.
-    communication_slowdown: Factor = 1.25
-    """Contention: collectives take this many times longer while a kernel runs.
-
-    For use with :meth:`stand_alone` bandwidths, else the loss counts twice."""
+    communication_slowdown: Factor | None = None
+    """Contention: collectives take this many times longer while a kernel runs. Left out, it follows
+    from ``intra_node_in_training`` and ``inter_node_in_training``."""
 
     host: HostCosts = HostCosts()
     """The issuing thread."""

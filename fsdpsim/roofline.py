@@ -1,10 +1,10 @@
 """Seconds of a kernel: the slower of its arithmetic and its memory traffic (Williams et al. 2009).
 
 seconds = max(FLOPs / (peak x efficiency), floor + bytes / (bandwidth x efficiency)), the rate of
-matrix products times ``Hardware.efficiency``. The floor (launch latency on the GPU, ramp of the first and last
-wave) makes memory-bound kernels slow when small: half of the bandwidth is reached at floor x
-bandwidth bytes, 8 MB on a H100. Arithmetic has no floor of its own, since the published GEMM
-efficiencies are of whole kernels and contain it.
+matrix products times ``Hardware.efficiency``. The floor (launch latency on the GPU, ramp of the
+first and last wave) makes memory-bound kernels slow when small: half of the bandwidth is reached at
+floor x bandwidth bytes, 8 MB on a H100. Arithmetic has no floor of its own, since the published
+GEMM efficiencies are of whole kernels and contain it.
 """
 
 from __future__ import annotations

@@ -6,15 +6,16 @@ from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache, partial
 
 from fsdpsim.allocator import OutOfMemoryError
-from fsdpsim.collectives import Group, replicate_group, shard_group
+from fsdpsim.collectives import Group, collective_seconds, replicate_group, shard_group
 from fsdpsim.contention import SharedGpu
 from fsdpsim.costs import Costs
 from fsdpsim.engine import Op
 from fsdpsim.faults import Fault, FaultsError
 from fsdpsim.given import given_seconds, given_workload
+from fsdpsim.hardware import Hardware
 from fsdpsim.kernels import build_workload as model_workload
 from fsdpsim.kernels import (
     clip_kernels,
@@ -25,7 +26,7 @@ from fsdpsim.kernels import (
 from fsdpsim.memory import GpuMemory, MemoryEvent
 from fsdpsim.model import ModelConfig, Wrapping, form_units
 from fsdpsim.noise import disturb
-from fsdpsim.program import Program
+from fsdpsim.program import Collective, Program
 from fsdpsim.ranks import ContentionFactory, Rank, run_ranks
 from fsdpsim.result import Result
 from fsdpsim.scenario import Problem, Scenario, ScenarioError
@@ -38,7 +39,7 @@ from fsdpsim.schedules.fsdp2 import Fsdp2Runtime
 from fsdpsim.schedules.runtime import Optimizer, Runtime
 from fsdpsim.schedules.textbook import TextbookRuntime
 from fsdpsim.schedules.zero import ZeroRuntime
-from fsdpsim.workload import Kernel, Unit, Workload
+from fsdpsim.workload import DTYPE_BYTES, Kernel, Unit, Workload
 
 RUNTIMES: dict[str, type[Runtime]] = {
     "ddp": DdpRuntime,
@@ -119,8 +120,24 @@ def _contention(scenario: Scenario, costs: Costs) -> ContentionFactory | None:
         SharedGpu,
         link_of=links,
         taken_by=taken_by,
-        communication_slowdown=hardware.communication_slowdown,
+        communication_slowdown=_slowdown_beside_kernels(hardware, costs),
     )
+
+
+def _slowdown_beside_kernels(hardware: Hardware, costs: Costs) -> Callable[[Op], float]:
+    """Tells how many times longer a collective takes while a kernel runs."""
+    given, alone = hardware.communication_slowdown, hardware.stand_alone()
+    if given is not None:
+        return lambda op: given
+
+    @cache
+    def slowdown(info: Collective) -> float:
+        group, element = costs.groups[info.group], DTYPE_BYTES[info.dtype]
+        seconds = collective_seconds(info.kind, info.nbytes, group, alone, element)
+        beside = collective_seconds(info.kind, info.nbytes, group, hardware, element)
+        return beside / seconds if seconds else 1.0
+
+    return lambda op: slowdown(op.collective)
 
 
 def record(scenario: Scenario, workload: Workload, costs: Costs) -> Program:
