@@ -146,6 +146,13 @@ class HostCosts(_Table):
     """cudaMalloc of a segment."""
     cuda_free: SecondsOrZero = 90e-6
     """cudaFree of a segment, after the device is idle."""
+    # ZeRO-Offload (arXiv 2101.06840), table 4: CPU-Adam updates 10 billion parameters in 2.57 s, and
+    # moves 28 bytes of each.
+    optimizer_bandwidth: BytesPerSecond = 109e9
+    """Bytes/s that a fused optimizer on the CPUs reads and writes, all ranks of a node together."""
+    # The same table: PyTorch's Adam takes 14.76 s; its operations move 72 bytes of each parameter.
+    foreach_optimizer_bandwidth: BytesPerSecond = 48.8e9
+    """The same for an optimizer that runs one operation after the other."""
 
     def hook(self, parameters: int) -> float:
         """Seconds of one FSDP hook of a unit with ``parameters`` parameter tensors."""
@@ -204,6 +211,17 @@ class Hardware(_Table):
     """Bytes of buffers of the first communicator."""
     nccl_memory_per_communicator: BytesOrZero = 2**29
     """Bytes of each further communicator (a choice: no source gives a number)."""
+
+    # PCIe 5 x16: 52.8 GB/s from each of 8 H100 to the host (NVIDIA/nvbandwidth issue 24).
+    host_to_device_bandwidth: BytesPerSecond = 52.8e9
+    """Bytes/s of copies between pinned host memory and one GPU, in each direction."""
+    # 4 on DGX-2: 12 GB/s for one V100, 3.0 each when all 16 copy (ZeRO-Infinity, arXiv 2104.07857,
+    # table 2; DeepSpeed issue 1137).
+    gpus_per_pcie_switch: Count = 1
+    """GPUs of a node that share that bandwidth: all ranks copy at the same time."""
+    # An assumption: the driver copies once more, through a pinned buffer of its own.
+    pageable_efficiency: Share = 0.5
+    """Share of that bandwidth that copies of host memory which is not pinned reach."""
 
     collective_model: Literal["nccl", "alpha_beta"] = "nccl"
     """``alpha_beta``: steps x latency + bytes / bandwidth exactly, as textbooks write it."""
