@@ -62,9 +62,10 @@ def _unit(row: Mapping[str, Any], table: WorkloadTable, training: Training) -> U
             )
             for i, p in enumerate(row["params"])
         )
-    elif row["parameters"] and (name != ROOT or row["parts"]):
+    elif name != ROOT or (row["parameters"] and row["parts"]):
         trained = not _frozen(training, name, name)
-        shape = (row["parameters"],)
+        # Parameters of no bytes where none are counted: FSDP passes over units that have none.
+        shape = (row["parameters"] or 0,)
         params = (Param(name=name, shape=shape, dtype=table.dtype, requires_grad=trained),)
     else:
         params = ()

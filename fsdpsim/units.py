@@ -103,7 +103,8 @@ def _finite(number: float, value: object, dimension: str) -> float:
 def shown(value: object) -> str:
     """``value`` much as TOML writes it, for messages: ``true``, ``"2 s"``; cut if long."""
     if isinstance(value, dict):
-        text = "{ " + ", ".join(f"{key} = {shown(inner)}" for key, inner in value.items()) + " }"
+        pairs = (f"{_shown_key(key)} = {shown(inner)}" for key, inner in value.items())
+        text = "{ " + ", ".join(pairs) + " }"
     elif isinstance(value, (list, tuple)):
         text = "[" + ", ".join(map(shown, value)) + "]"
     elif isinstance(value, float):
@@ -113,6 +114,11 @@ def shown(value: object) -> str:
     else:
         text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _shown_key(key: object) -> str:
+    text = str(key)
+    return text if text.replace("-", "_").isidentifier() else shown(text)
 
 
 def _hint(dimension: str) -> str:

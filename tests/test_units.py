@@ -139,6 +139,7 @@ def test_values_are_shown_as_toml_writes_them() -> None:
     assert shown(True) == "true"
     assert shown("2 s") == '"2 s"'
     assert shown({"every": 2}) == "{ every = 2 }"
+    assert shown({"a\n": {}}) == '{ "a\\n" = {  } }'
     assert shown([1, "a", 0.5]) == '[1, "a", 0.5]'
     assert len(shown("x" * 100)) == 60
 

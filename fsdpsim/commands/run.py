@@ -102,11 +102,10 @@ def _memory_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
 def _collective_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
     from fsdpsim.units import show_seconds
 
-    return [
-        (
-            kind,
-            f"{s['count']} x, {s['bytes_sent_per_rank'] / 1e9:.2f} GB sent per rank, "
-            f"{show_seconds(s['time_s'])}, {show_seconds(s['exposed_s'])} exposed",
-        )
-        for kind, s in figures["collectives"].items()
-    ]
+    found = []
+    for kind, s in figures["collectives"].items():
+        sent = s["bytes_sent_per_rank"]  # nothing where only durations are given
+        parts = [f"{s['count']} x", *([f"{sent / 1e9:.2f} GB sent per rank"] if sent else [])]
+        parts += [show_seconds(s["time_s"]), f"{show_seconds(s['exposed_s'])} exposed"]
+        found.append((kind, ", ".join(parts)))
+    return found

@@ -192,6 +192,8 @@ def read_model_config(table: Mapping[str, Any], base: Path = Path()) -> ModelCon
 
 def _faults(error: ValidationError, written: Mapping[str, Any], source: str) -> Iterator[Fault]:
     for fault in error.errors():
+        if fault["type"] == "missing":
+            continue  # it would follow from what is at fault itself: see _complete
         key = ".".join(map(str, fault["loc"]))
         if fault["type"] == "value_error":
             yield Fault(key, str(fault["ctx"]["error"]) + source)
@@ -239,7 +241,7 @@ def _canonical(data: Mapping[str, Any]) -> dict[str, Any]:
 def _complete(known: dict[str, Any]) -> dict[str, Any]:
     """Fill in the family's defaults; raise ``ValueError`` that lists all that is missing."""
     family = known.get("model_type")
-    if family is not None and family not in FAMILIES:
+    if family is not None and family not in tuple(FAMILIES):
         raise ValueError(f"model_type {family!r} is not modelled; known: {', '.join(FAMILIES)}")
     facts = FAMILIES.get(family or "", {}) | known
     _derive(facts)
@@ -258,9 +260,9 @@ def _derive(facts: dict[str, Any]) -> None:
         facts["learned_pos_emb"] = False
     if "moe_intermediate_size" in facts and facts.get("model_type") in MOE_FAMILIES:
         facts["intermediate_size"] = facts["moe_intermediate_size"]
-    if isinstance(width, int) and "expansion_ratio" in facts:
+    if type(width) is int and "expansion_ratio" in facts:
         facts.setdefault("intermediate_size", facts["expansion_ratio"] * width)
-    if isinstance(width, int) and isinstance(heads, int) and "head_dim" not in facts:
+    if type(width) is int and width > 0 and type(heads) is int and "head_dim" not in facts:
         facts["head_dim"] = _even_head_dim(width, heads)
     if heads is not None:
         facts.setdefault("num_key_value_heads", heads)

@@ -62,6 +62,8 @@ class _Found:
     path: Path
     text: str
     reads: tuple[Path, ...] = ()
+    is_unknown: bool = False
+    """An unknown key: nothing else can rest on it."""
 
     def rests_on(self, blamed: Iterable[Path]) -> bool:
         """Whether a key at fault, or one inside or around it, is this fault's or read by it."""
@@ -80,20 +82,36 @@ def all_problems(
     """
     found: list[_Found] = []
     blamed: set[Path] = set()
-    latest = _found(error, data)
-    while True:
+    rest, latest = data, _found(error, data)
+    while latest:
         found += [f for f in latest if not f.rests_on(blamed)]
-        blamed.update(f.path for f in latest if f.path)
-        rest = _without(data, latest)
-        if rest == data:
-            break
-        data = rest
-        try:
-            Scenario.model_validate(data, context=context)
-            break
-        except ValidationError as further:
-            latest = _found(further, data)
+        blamed.update(f.path for f in latest if f.path and not f.is_unknown)
+        before, rest = rest, _without(rest, latest)
+        latest = _found_again(rest, context) if rest != before else []
+    found.sort(key=lambda f: _position(f.path, data))
     return [Problem(join_key(f.path), f.text) for f in found]
+
+
+def _found_again(data: Mapping[str, Any], context: Mapping[str, Any]) -> list[_Found]:
+    try:
+        Scenario.model_validate(data, context=context)
+    except ValidationError as error:
+        return _found(error, data)
+    return []
+
+
+def _position(path: Path, data: Any) -> list[int]:
+    """Where ``path`` stands in the file, so that faults come in its order; what is missing last."""
+    position: list[int] = []
+    for part in path:
+        keys = [*map(str, data if isinstance(data, Mapping) else range(len(data)))]
+        if part not in keys:
+            return [*position, len(keys)]
+        position.append(keys.index(part))
+        data = _at((part,), data)
+        if not isinstance(data, (Mapping, list, tuple)):
+            break
+    return position
 
 
 def _without(data: Mapping[str, Any], found: Iterable[_Found]) -> dict[str, Any]:
@@ -174,11 +192,15 @@ def _plain(detail: _Detail, data: Mapping[str, Any]) -> Iterator[_Found]:
     elif detail.kind in ("union_tag_not_found", "union_tag_invalid"):
         yield _Found((*detail.path, "runtime"), _runtime(detail.given))
     else:
-        yield _Found(detail.path, _text(detail, data))
+        unknown = detail.kind == "extra_forbidden" and len(detail.path) <= 2
+        yield _Found(detail.path, _text(detail, data), is_unknown=unknown)
 
 
 def _split(key: str) -> Path:
-    return split_key(key) if key else ()
+    try:
+        return split_key(key) if key else ()
+    except ValueError:
+        return (key,)  # someone's odd key in quotes
 
 
 _RUNTIME = f"runtime must be one of {', '.join(map(shown, RUNTIMES))}"

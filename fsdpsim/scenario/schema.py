@@ -26,7 +26,7 @@ from fsdpsim.scenario.runtimes import (
 )
 from fsdpsim.scenario.sweep_table import SweepTable, check_keys
 from fsdpsim.scenario.workload_tables import ROOT, Training, Workload
-from fsdpsim.units import Label
+from fsdpsim.units import Label, shown
 
 HYBRID_STRATEGIES = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 
@@ -84,6 +84,10 @@ class Scenario(Table):
         if self.workload is None and self.model is None:
             text = "has neither [workload] (units with durations) nor [model]; give one of them"
             yield Fault("", text, ("workload", "model"))
+        if self.workload is not None and (unit := self.workload.untimed) is not None:
+            text = f"is missing, and unit {shown(unit)} has not both parameters and tokens"
+            keys = ("units", "parameters", "tokens")
+            yield Fault("workload.forward", text, tuple(f"workload.{key}" for key in keys))
 
     def _sharding(self) -> Iterator[Fault]:
         fsdp, factor, world = self.fsdp, self.shard_factor, self.world_size
@@ -195,8 +199,11 @@ class Scenario(Table):
         The second finds the optimizer's state, the third the allocator's segments of a whole step.
         FSDP1's rate limiter needs one more with ``forward_prefetch``.
         """
-        settled = 1 if isinstance(self.fsdp, Textbook) else 4 if isinstance(self.fsdp, Fsdp1) else 3
-        return self.training.iterations or settled
+        if self.training.iterations is not None:
+            return self.training.iterations
+        if isinstance(self.fsdp, Textbook):
+            return 1
+        return 4 if isinstance(self.fsdp, Fsdp1) and self.fsdp.forward_prefetch else 3
 
 
 def strategy_of(fsdp: Fsdp1, factor: int, world: int) -> str:

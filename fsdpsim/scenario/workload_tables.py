@@ -103,10 +103,22 @@ class Workload(Table):
             return tuple(UnitTable(name=f"unit.{i}") for i in range(self.units))
         return self.units
 
+    @property
+    def untimed(self) -> str | None:
+        """The first unit of unknown duration: neither forward, nor parameters and tokens."""
+        if self.forward is not None:
+            return None
+        counted = self.parameters is not None and self.tokens is not None
+        for unit in self.tables:
+            own = unit.parameters is not None and self.tokens is not None
+            if unit.forward is None and not counted and not own:
+                return unit.name
+        return None
+
     @model_validator(mode="after")
     def _fits_together(self) -> Workload:
         tables = self.tables
-        faults = [*self._lengths(tables), *self._durations(tables), *self._names(tables)]
+        faults = [*self._lengths(tables), *self._names(tables)]
         if faults:
             raise FaultsError(*faults)
         return self
@@ -116,16 +128,6 @@ class Workload(Table):
             if isinstance(value, list) and len(value) != len(tables):
                 text = f"has {len(value)} entries for {len(tables)} units"
                 yield Fault(key, text, ("units",))
-
-    def _durations(self, tables: tuple[UnitTable, ...]) -> Iterator[Fault]:
-        if self.forward is not None:
-            return
-        for unit in tables:
-            counted = unit.parameters is not None or self.parameters is not None
-            if unit.forward is None and not (counted and self.tokens is not None):
-                text = f'is missing, and unit "{unit.name}" has not both parameters and tokens'
-                yield Fault("forward", text, ("units", "parameters", "tokens"))
-                return
 
     def _names(self, tables: tuple[UnitTable, ...]) -> Iterator[Fault]:
         units = [unit.name for unit in tables]
@@ -160,7 +162,7 @@ class Training(Table):
 
     iterations: Count | None = None
     """Iterations to simulate; figures are of the last. Default: as many as it takes to settle, 1
-    for ``textbook``, 4 for ``fsdp1``, else 3."""
+    for ``textbook``, 4 with FSDP1's ``forward_prefetch``, else 3."""
     micro_batch_size: Count = 1
     """Sequences per GPU and micro-batch."""
     seq_len: Count = 2048
@@ -204,7 +206,7 @@ class Training(Table):
     chunked_loss: Count = 1
     """Pieces in which logits and loss are computed."""
     logged_cross_entropies: CountOrZero = 0
-    """Cross-entropies of the logits that the trainer computes once more for its logs (Composer: 2)."""
+    """Cross-entropies of the logits that the trainer computes again for its logs (Composer: 2)."""
     attention: Literal["flash1", "flash2", "flash3", "cudnn", "triton"] = "flash2"
     """Implementation of attention: FlashAttention 1 to 3, cuDNN's, or the Triton kernel that
     llm-foundry used in 2023. torch's SDPA takes FlashAttention 2 unless told otherwise."""
