@@ -146,7 +146,7 @@ class HostCosts(_Table):
     """cudaMalloc of a segment."""
     cuda_free: SecondsOrZero = 90e-6
     """cudaFree of a segment, after the device is idle."""
-    # ZeRO-Offload (arXiv 2101.06840), table 4: CPU-Adam updates 10 billion parameters in 2.57 s, and
+    # ZeRO-Offload (arXiv 2101.06840), table 4: CPU-Adam updates 10 billion parameters in 2.57 s; it
     # moves 28 bytes of each.
     optimizer_bandwidth: BytesPerSecond = 109e9
     """Bytes/s that a fused optimizer on the CPUs reads and writes, all ranks of a node together."""
@@ -248,10 +248,12 @@ class Hardware(_Table):
     # root's without; reduce-scatter 239 and 298.
     intra_node_in_training: Share = 0.8
     """Bandwidth inside a node while kernels compute, against stand-alone."""
-    # NeMo Automodel, 64 H100: fastest of 162 layer reduce-scatters 17.2 ms (196 GB/s; the mean of
-    # 21.5 ms also holds waiting for late ranks) against 345 GB/s stand-alone (nccl issue 1229).
-    inter_node_in_training: Share = 0.57
-    """The same for rings over nodes whose network is as fast as NVLink; a slow one loses less."""
+    # NeMo Automodel's nsys report, 64 H100: layer reduce-scatters of 3.4 GB take 21.5 ms in the mean
+    # (17.2 ms at best, with no rank late), all-gathers of 1.7 GB 10.3 ms: 157 and 164 GB/s against
+    # 345 stand-alone (nccl issue 1229).
+    inter_node_in_training: Share = 0.45
+    """The same for rings over nodes whose network is as fast as NVLink; a slow one loses less. It
+    holds what waiting for late ranks costs."""
     contention: bool = False
     """Model that kernels and collectives slow each other down while they overlap."""
     compute_slowdown: Factor | None = None

@@ -160,11 +160,11 @@ def test_four_nodes_reach_the_wire() -> None:
 
 
 def test_in_training_reductions_of_a_70b_block_on_64_h100() -> None:
-    """The mean of 21.5 ms also holds waiting for late ranks; the fastest of 162 took 17.2 ms."""
+    """The mean of 162, with what waiting for late ranks costs; the fastest took 17.2 ms."""
     hardware = Hardware(nodes=8)
     group = shard_group(hardware, 64)
     seconds = collective_seconds("reduce_scatter", 3422617600, group, hardware, dtype_bytes=4)
-    assert seconds == pytest.approx(17.205e-3, rel=0.05)
+    assert seconds == pytest.approx(21.494e-3, rel=0.05)
 
 
 def test_compute_beside_it_costs_a_slow_network_less() -> None:
@@ -174,8 +174,8 @@ def test_compute_beside_it_costs_a_slow_network_less() -> None:
         alone = collective_seconds("all_gather", 10**9, group, hardware.stand_alone())
         return collective_seconds("all_gather", 10**9, group, hardware) / alone
 
-    assert loss("400 Gb/s") > 1.6
-    assert 1.0 < loss("50 Gb/s") < 1.15
+    assert loss("400 Gb/s") > 2
+    assert 1.0 < loss("50 Gb/s") < 1.2
 
 
 # ---- textbook

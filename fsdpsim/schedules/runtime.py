@@ -110,6 +110,16 @@ class Runtime:
         """The end of an optimizer step as the host sees it."""
         if self.training.read_loss:
             self.program.synchronize(self.program.record_event(COMPUTE), cause="read_loss")
+        self._sum_logged_metrics()
+
+    def _sum_logged_metrics(self) -> None:
+        """Logged metrics are summed over the ranks: the host launches for each rank and state.
+
+        Source: ``_simple_gather_all_tensors`` of torchmetrics, which makes a tensor for every rank
+        and gathers into the list of them; a cross-entropy has two states, its sum and its count.
+        """
+        launches = 2 * 2 * self.training.logged_cross_entropies * self.scenario.world_size
+        self.program.host_work(launches * self.costs.launch_seconds, "logged_metrics")
 
     # ---- recording
 
