@@ -13,7 +13,7 @@ from fsdpsim.resolved import as_toml, resolved
 from fsdpsim.scenario import Scenario, ScenarioError, load
 from fsdpsim.scenario.expressions import parse_expression
 from fsdpsim.scenario.keys import join_key, set_key, split_key
-from fsdpsim.scenario.sweep_table import Range
+from fsdpsim.scenario.sweep_table import MAX_RANGE, Range
 from fsdpsim.sweeps import Grid
 
 WORKLOAD = {"units": 4, "forward": 2.0, "backward": 4.0, "all_gather": 1.5, "reduce_scatter": 1.5}
@@ -89,6 +89,12 @@ def test_a_value_may_be_a_table_a_list_or_a_whole_table_of_the_scenario() -> Non
 )
 def test_ranges_include_both_ends(table: dict[str, Any], values: tuple[float, ...]) -> None:
     assert Range.model_validate(table).values() == values
+
+
+def test_a_range_may_have_as_many_values_as_it_says() -> None:
+    assert len(Range(first=1, last=MAX_RANGE, step=1).values()) == MAX_RANGE
+    with pytest.raises(ValueError, match="more than 100,000 values"):
+        Range(first=1, last=MAX_RANGE + 1, step=1).values()
 
 
 @given(first=st.integers(1, 1000), span=st.integers(0, 1000), step=st.integers(1, 50))
@@ -295,7 +301,7 @@ def test_strings_are_not_numbers() -> None:
         ({"fsdp.unit": ["block"], "where": "1 +"}, "is not an expression"),
         (
             {"training.seq_len": {"first": 1, "last": 10**9, "step": 1}},
-            "a range of more than 10,000 values",
+            "a range of more than 100,000 values",
         ),
         (
             {

@@ -21,7 +21,7 @@ from fsdpsim.scenario.runtimes import Table
 MAX_POINTS = 10_000_000
 
 #: The same for the values of one range.
-MAX_RANGE = 10_000
+MAX_RANGE = 100_000
 
 #: Keys of the whole scenario that ``where`` may read beside those of the file.
 DERIVED = ("world_size", "replicas")
@@ -53,10 +53,10 @@ class Range(Table):
         step, factor = Fraction(str(self.step or 0)), Fraction(str(self.factor or 1))
         whole = all(isinstance(n, int) for n in (self.first, self.step or 0, self.factor or 1))
         for _ in range(MAX_RANGE):
-            if first > last:
-                return
             yield int(first) if whole else float(first)
             first = first * factor + step
+            if first > last:
+                return
         raise ValueError(f"a range of more than {MAX_RANGE:,} values")
 
 
