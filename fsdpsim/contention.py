@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import simpy
 
 from fsdpsim.engine import Op
+from fsdpsim.program import is_kernel
 
 
 @dataclass(slots=True)
@@ -58,7 +59,7 @@ class SharedGpu:
 
     def _change_speeds(self, begun: Op | None = None) -> None:
         links = [self._link(op) for op in self.running if op.collective is not None]
-        kernels = len(self.running) - len(links)
+        kernels = sum(is_kernel(op) for op in self.running)
         for entry in self.running.values():
             slowdown = self._slowdown(entry.op, links, kernels)
             if slowdown == entry.slowdown and entry.op is not begun:
@@ -70,8 +71,10 @@ class SharedGpu:
             self._foresee_end(entry)
 
     def _slowdown(self, op: Op, links: list[str], kernels: int) -> float:
-        if op.collective is None:
+        if is_kernel(op):
             return kernels / (1 - sum(self.taken_by[link] for link in links))
+        if op.collective is None:
+            return 1.0  # a copy engine or the CPUs
         shared = links.count(self._link(op))
         return shared * (self.communication_slowdown(op) if kernels else 1.0)
 

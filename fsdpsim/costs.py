@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from fsdpsim.collectives import Group, collective_seconds
 from fsdpsim.hardware import Hardware
@@ -50,6 +50,22 @@ class Costs:
     def copy(self, nbytes: int, *, cast: bool = False) -> float:
         """Seconds of a copy (``cast``: to another dtype); ``nbytes``: read plus written."""
         return 0.0 if self.free_copies else copy_seconds(nbytes, self.hardware, cast=cast)
+
+    def transfer(self, nbytes: int, *, pinned: bool) -> float:
+        """Seconds of a copy between host memory and this GPU while all GPUs of the node copy."""
+        hardware = self.hardware
+        sharing = min(hardware.gpus_per_pcie_switch, hardware.gpus_per_node)
+        share = 1.0 if pinned else hardware.pageable_efficiency
+        return nbytes / (hardware.host_to_device_bandwidth / sharing * share)
+
+    def on_cpu(self, kernels: Iterable[Kernel], *, fused: bool) -> float:
+        """Seconds of an optimizer's ``kernels`` on the node's CPUs, which all its ranks share."""
+        host, ranks = self.hardware.host, self.hardware.gpus_per_node
+        rate = host.optimizer_bandwidth if fused else host.foreach_optimizer_bandwidth
+        return sum(
+            ranks * kernel.nbytes / rate if kernel.seconds is None else kernel.seconds
+            for kernel in kernels
+        )
 
     def collective(self, kind: str, nbytes: int, dtype: str, group: str, unit: str) -> float:
         """Seconds of a collective; ``nbytes`` is the full size."""

@@ -17,6 +17,9 @@ from typing import Any, Protocol
 
 import simpy
 
+#: Stream of what the host's CPUs run beside its issue thread: no wait for the device waits for it.
+CPU = "cpu"
+
 #: What a SimPy process yields.
 Process = Generator[simpy.Event, Any, None]
 
@@ -39,6 +42,7 @@ class Op:
         "kind",
         "launch_seconds",
         "name",
+        "nbytes",
         "phase",
         "rendezvous",
         "seconds",
@@ -62,6 +66,7 @@ class Op:
         phase: str = "",
         iteration: int = 0,
         collective: Any = None,
+        nbytes: int = 0,
     ) -> None:
         self.name = name
         self.stream = stream
@@ -74,6 +79,8 @@ class Op:
         self.phase = phase
         self.iteration = iteration
         self.collective = collective
+        self.nbytes = nbytes
+        """Bytes that a copy between host and device moves; 0 for anything else."""
         self.issued: float | None = None
         self.start: float | None = None
         self.end: float | None = None

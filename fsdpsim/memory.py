@@ -23,7 +23,7 @@ from fsdpsim.allocator import (
     SynchronizeEvents,
     Unmap,
 )
-from fsdpsim.engine import Host, Op, Process
+from fsdpsim.engine import CPU, Host, Op, Process
 
 #: Every buffer belongs to one of these; the same words are used in JSON and on charts.
 CATEGORIES = (
@@ -289,7 +289,8 @@ class GpuMemory:
         if isinstance(call, SynchronizeEvents):
             yield from host.wait([op for op in call.events if isinstance(op, Op)])
         elif isinstance(call, CudaFree):  # waits for all outstanding work of the device
-            yield from host.wait([s.last for s in host.streams.values() if s.last is not None])
+            streams = (s for name, s in host.streams.items() if name != CPU)
+            yield from host.wait([s.last for s in streams if s.last is not None])
         elif isinstance(call, Unmap):
             last = self.record_event(call.stream)
             yield from host.wait([last] if last is not None else [])

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from fsdpsim.engine import Host, HostWait, Op, Process, Step
+from fsdpsim.engine import CPU, Host, HostWait, Op, Process, Step
 from fsdpsim.memory import Buffer, Free, Malloc
 
 #: A recorded CUDA event: the ops that must have ended. Empty when nothing was enqueued before it.
@@ -19,6 +19,14 @@ Event = tuple[Op, ...]
 
 #: The stream that is current when FSDP is entered: forward, backward and the optimizer run on it.
 COMPUTE = "compute"
+
+#: Kinds of op that a copy engine runs, over PCIe and beside all kernels.
+TRANSFERS = ("h2d", "d2h")
+
+
+def is_kernel(op: Op) -> bool:
+    """Whether ``op`` computes on the GPU: not a collective, a copy engine's, or the CPUs' work."""
+    return op.collective is None and op.kind not in TRANSFERS and op.stream != CPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +133,8 @@ class Program:
         self.unit = ""
         self.phase = ""
         self.iteration = 0
+        self.host_memory: dict[str, int] = {}
+        """Category of :data:`fsdpsim.memory.CATEGORIES` -> bytes of it that live in host memory."""
         self._gathers = 0
         self._last: dict[str, Op] = {}
         self._waits: dict[str, list[Op]] = {}
@@ -151,8 +161,9 @@ class Program:
         launch_seconds: float = 0.0,
         communicator: str | None = None,
         collective: Collective | None = None,
+        nbytes: int = 0,
     ) -> Op:
-        """Enqueue a kernel or collective of ``seconds`` on the current stream."""
+        """Enqueue a kernel, collective or copy of ``seconds`` on the current stream."""
         stream = self.stream
         op = Op(
             name,
@@ -166,6 +177,7 @@ class Program:
             phase=self.phase,
             iteration=self.iteration,
             collective=collective,
+            nbytes=nbytes,
         )
         self._last[stream] = op
         self.steps.append(op)

@@ -14,11 +14,22 @@ from fsdpsim.costs import Costs
 from fsdpsim.engine import HostWait, Op
 from fsdpsim.intervals import Interval, clip, subtract, total, union
 from fsdpsim.memory import GpuMemory, Sample, Stall
-from fsdpsim.program import HostWork, IterationStart, Mark, Program
+from fsdpsim.program import TRANSFERS, HostWork, IterationStart, Mark, Program, is_kernel
 from fsdpsim.scenario import Scenario
 from fsdpsim.workload import Workload
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferSummary:
+    """The copies of one direction, ``h2d`` or ``d2h``, in the last iteration; times in seconds."""
+
+    count: int
+    bytes_copied: int
+    time_s: float
+    exposed_s: float
+    """Time in which one ran and no compute kernel did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +121,7 @@ class Result:
     @cached_property
     def compute_busy(self) -> list[Interval]:
         """The times of the step in which a kernel ran that is not a collective."""
-        return self.busy(op for op in self.ops if op.collective is None)
+        return self.busy(op for op in self.ops if is_kernel(op))
 
     @cached_property
     def communication_busy(self) -> list[Interval]:
@@ -143,6 +154,22 @@ class Result:
                         for op in ops
                         if self.costs.groups[op.collective.group].nodes > 1
                     ),
+                    time_s=sum(op.seconds for op in ops),
+                    exposed_s=total(subtract(self.busy(ops), self.compute_busy)),
+                )
+        return found
+
+    @cached_property
+    def transfers(self) -> dict[str, TransferSummary]:
+        """Summary per direction of the copies between host and device that the step has."""
+        last = self.scenario.iterations - 1
+        found: dict[str, TransferSummary] = {}
+        for kind in TRANSFERS:
+            ops = [op for op in self.ops if op.kind == kind and op.iteration == last]
+            if ops:
+                found[kind] = TransferSummary(
+                    count=len(ops),
+                    bytes_copied=sum(op.nbytes for op in ops),
                     time_s=sum(op.seconds for op in ops),
                     exposed_s=total(subtract(self.busy(ops), self.compute_busy)),
                 )
@@ -223,6 +250,11 @@ class Result:
         for sample in self.memory.samples:
             if sample.buffer.unsharded is not None:
                 yield sample.buffer, sample.is_malloc, sample.time
+
+    @property
+    def host_memory(self) -> int:
+        """Bytes of host memory that offloading keeps for this rank: what the GPU does not hold."""
+        return sum(self.program.host_memory.values())
 
     # ---- throughput
 

@@ -27,11 +27,13 @@ def summary(result: Result) -> dict[str, Any]:
         "peak_active_bytes": result.peak("active"),
         "peak_reserved_bytes": result.peak("reserved"),
         "outside_allocator_bytes": result.outside_allocator,
+        "host_memory_bytes": result.host_memory,
         "num_alloc_retries": allocator.num_alloc_retries,
         "num_ooms": allocator.num_ooms,
         "oom": describe_oom(oom) if oom else None,
         "max_unsharded_units": result.max_unsharded_units,
         "collectives": {kind: asdict(s) for kind, s in result.collectives.items()},
+        "transfers": {kind: asdict(s) for kind, s in result.transfers.items()},
         "host_blocked_s": result.host_blocked,
     }
 
