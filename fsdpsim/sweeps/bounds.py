@@ -59,15 +59,29 @@ def lower_bounds(scenario: Scenario, workload: Workload, costs: Costs) -> LowerB
     """The bounds of one configuration."""
     training = scenario.training
     forwards = training.gradient_accumulation_steps * training.forwards_per_backward
+    tokens = workload.tokens * forwards
+    if _offloads(scenario):
+        # Host memory holds what is resident below, and CPUs work where the GPU would wait.
+        return LowerBounds(step_time=0.0, peak_bytes=0.0, tokens=tokens)
     calls = list(_calls(scenario, workload))
     compute = forwards * sum(_compute_seconds(call, costs) for call in calls)
+    seconds = [compute, *_communication_seconds(scenario, workload, costs)]
     # A kernel that jitters may be faster than its cost.
     jitters = scenario.noise is not None and scenario.noise.jitter > 0
-    seconds = [compute, *_communication_seconds(scenario, workload, costs)]
     return LowerBounds(
         step_time=0.0 if jitters else max(seconds),
         peak_bytes=_peak(scenario, workload, calls),
-        tokens=workload.tokens * forwards,
+        tokens=tokens,
+    )
+
+
+def _offloads(scenario: Scenario) -> bool:
+    """Whether anything that the bounds count may lie in host memory."""
+    tables = (scenario.fsdp, scenario.training)
+    return any(
+        "offload" in key and getattr(table, key)
+        for table in tables
+        for key in type(table).model_fields
     )
 
 

@@ -90,7 +90,7 @@ def tune(
     ``memory``
         The device's memory; default: the scenario's hardware.
     ``keep``
-        Places: the best and ``keep - 1`` runners-up.
+        Places: the best and ``keep - 1`` runners-up, no two of the same time and memory.
     ``axes``
         What to choose from; default: see :func:`fsdpsim.sweeps.space.search_axes`.
     ``on_progress``
@@ -178,7 +178,9 @@ class _Search:
             if value is not None:
                 self.places.append((value, row.figures[MEMORY], row.point, row))
         self.places.sort(key=lambda place: place[:3])
-        del self.places[self.keep :]
+        # Choices that change nothing must not fill all places: of equal outcomes the first counts.
+        distinct = {place[:2]: place for place in reversed(self.places)}
+        self.places = [distinct[key] for key in sorted(distinct)][: self.keep]
 
     def outcome(self, staff: Workers, keys: tuple[str, ...]) -> Tuned:
         """The places, and the neighbours of the best."""
