@@ -67,6 +67,11 @@ class Costs:
             for kernel in kernels
         )
 
+    def adding_on_cpu(self, nbytes: int) -> float:
+        """Seconds in which the CPUs add one tensor of ``nbytes`` to another: 3 passes."""
+        addition = Kernel(name="add_", nbytes=3 * nbytes)
+        return self.on_cpu([addition], fused=True)
+
     def collective(self, kind: str, nbytes: int, dtype: str, group: str, unit: str) -> float:
         """Seconds of a collective; ``nbytes`` is the full size."""
         given = self.given.get((kind, unit))

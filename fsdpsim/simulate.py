@@ -30,7 +30,7 @@ from fsdpsim.program import Collective, Program
 from fsdpsim.ranks import ContentionFactory, Rank, run_ranks
 from fsdpsim.result import Result
 from fsdpsim.scenario import Problem, Scenario, ScenarioError
-from fsdpsim.scenario.runtimes import Ddp, Fsdp2, Zero1, Zero2
+from fsdpsim.scenario.runtimes import Ddp, Fsdp2, Zero
 from fsdpsim.scenario.workload_tables import Training
 from fsdpsim.schedules.ddp import DdpRuntime
 from fsdpsim.schedules.driver import TrainingStep
@@ -39,6 +39,7 @@ from fsdpsim.schedules.fsdp2 import Fsdp2Runtime
 from fsdpsim.schedules.runtime import Optimizer, Runtime
 from fsdpsim.schedules.textbook import TextbookRuntime
 from fsdpsim.schedules.zero import ZeroRuntime
+from fsdpsim.schedules.zero_offload import ZeroOffloadRuntime
 from fsdpsim.workload import DTYPE_BYTES, Kernel, Unit, Workload
 
 RUNTIMES: dict[str, type[Runtime]] = {
@@ -48,6 +49,7 @@ RUNTIMES: dict[str, type[Runtime]] = {
     "textbook": TextbookRuntime,
     "zero1": ZeroRuntime,
     "zero2": ZeroRuntime,
+    "zero_offload": ZeroOffloadRuntime,
 }
 
 #: Bytes of a device that no [hardware] table describes: more than any scenario asks for, and few
@@ -194,7 +196,7 @@ def _model_workload(scenario: Scenario) -> Workload:
 def _wrapping(scenario: Scenario, config: ModelConfig) -> Wrapping:
     """The units of a model. Raises ``FaultsError`` for units that it does not have."""
     fsdp, dtype = scenario.fsdp, scenario.training.dtype
-    if isinstance(fsdp, (Ddp, Zero1, Zero2)):
+    if isinstance(fsdp, (Ddp, Zero)):
         return form_units(config, "model", dtype=dtype)
     embedding, head = fsdp.wrap_embedding, fsdp.wrap_head
     try:
@@ -255,20 +257,25 @@ def _post_forward_factors(fsdp: Fsdp2) -> set[int]:
 
 def build_optimizer(scenario: Scenario) -> Optimizer:
     """The optimizer's kernels (given seconds for a [workload]) and its state."""
-    training = scenario.training
+    training, workload = scenario.training, scenario.workload
     state = training.optimizer_state_bytes
     if state is None:
         state = 0 if training.optimizer == "none" else optimizer_state_bytes(training.optimizer)
-    if scenario.workload is not None:
-        return Optimizer(state, partial(_given_optimizer, scenario.workload.optimizer))
-    return Optimizer(state, partial(_optimizer_step, training))
+    fused = training.optimizer_fused
+    if workload is None:
+        return Optimizer(state, partial(_optimizer_step, training, training.clip_grad_norm), fused)
+    if workload.optimizer is None and scenario.offloads:
+        return Optimizer(state, partial(_optimizer_step, training, False), fused)
+    return Optimizer(state, partial(_given_optimizer, workload.optimizer or 0.0), fused)
 
 
 def _given_optimizer(seconds: float, numel: int, tensors: int) -> tuple[Kernel, ...]:
     return (Kernel(name="optimizer", kind="unit", seconds=seconds),) if seconds else ()
 
 
-def _optimizer_step(training: Training, numel: int, tensors: int) -> tuple[Kernel, ...]:
+def _optimizer_step(
+    training: Training, clip_grad_norm: bool, numel: int, tensors: int
+) -> tuple[Kernel, ...]:
     if training.optimizer == "none" or not numel:
         return ()
     dtype = training.dtype
@@ -281,7 +288,7 @@ def _optimizer_step(training: Training, numel: int, tensors: int) -> tuple[Kerne
         param_dtype=dtype,
         grad_dtype=dtype,
     )
-    return (*clip, *step) if training.clip_grad_norm else step
+    return (*clip, *step) if clip_grad_norm else step
 
 
 def build_memory(

@@ -14,6 +14,8 @@ FSDP2_WAY = {
     "reshard_last_unit": 'write reshard_after_forward = false under [fsdp.overrides."UNIT"]',
     "bucket_cap_mb": "FSDP2 has units instead of buckets: unit",
     "gradient_as_bucket_view": "FSDP2 reduces each unit's gradients from a buffer of its own",
+    "cpu_offload": 'write offload_policy = "cpu" (CPUOffloadPolicy)',
+    "delayed_parameter_update": "only zero_offload overlaps the update with the next step",
 }
 
 #: option -> the FSDP1 way.
@@ -34,6 +36,9 @@ FSDP1_WAY = {
     "overlap": "FSDP1 always overlaps; only the textbook runtime can turn it off",
     "bucket_cap_mb": "FSDP1 has units instead of buckets: unit",
     "gradient_as_bucket_view": "FSDP1's gradients are views of its flat parameter's",
+    "offload_policy": "write cpu_offload = true (CPUOffload(offload_params=True))",
+    "pin_memory": "FSDP1 always pins what it offloads",
+    "delayed_parameter_update": "only zero_offload overlaps the update with the next step",
 }
 
 #: option -> the plain DDP way.
@@ -49,6 +54,23 @@ DDP_WAY |= dict.fromkeys(
     "DDP keeps all parameters: there is nothing to gather or to free",
 )
 
+
+_OFFLOADING = ("cpu_offload", "offload_policy", "pin_memory", "delayed_parameter_update")
+_ON_THE_GPU = (
+    "all of its states live on the GPU; zero_offload, fsdp1 (cpu_offload) and fsdp2 "
+    "(offload_policy) keep some in host memory"
+)
+_WHOLE = "parameters are whole on every rank: there is nothing to gather before use"
+DDP_WAY |= dict.fromkeys(_OFFLOADING, _ON_THE_GPU) | {"all_gather_dtype": _WHOLE}
+
+#: option -> the way of ZeRO's stages 1 and 2, and of ZeRO-Offload.
+ZERO_WAY = dict.fromkeys(_OFFLOADING, _ON_THE_GPU) | {"all_gather_dtype": _WHOLE}
+OFFLOAD_WAY = {
+    "cpu_offload": "zero_offload always offloads gradients, optimizer state and update",
+    "offload_policy": "zero_offload always offloads gradients, optimizer state and update",
+    "all_gather_dtype": _WHOLE,
+}
+
 #: option -> the textbook's way.
 TEXTBOOK_WAY = {
     "sharding_strategy": "the textbook runtime always frees after forward and backward",
@@ -58,9 +80,18 @@ TEXTBOOK_WAY = {
     "requires_gradient_sync": "the textbook runtime has one forward and backward per step",
     "overrides": "the textbook runtime treats all units alike; use fsdp2",
     "unshard_early": "the textbook runtime has forward_prefetch",
-}
+    "all_gather_dtype": "the textbook runtime gathers what it computes with; use fsdp1 or fsdp2",
+} | dict.fromkeys(_OFFLOADING, _ON_THE_GPU)
 
-_WAYS = {"fsdp2": FSDP2_WAY, "fsdp1": FSDP1_WAY, "ddp": DDP_WAY, "textbook": TEXTBOOK_WAY}
+_WAYS = {
+    "fsdp2": FSDP2_WAY,
+    "fsdp1": FSDP1_WAY,
+    "ddp": DDP_WAY,
+    "textbook": TEXTBOOK_WAY,
+    "zero1": ZERO_WAY,
+    "zero2": ZERO_WAY,
+    "zero_offload": OFFLOAD_WAY,
+}
 
 #: (runtime, option) -> what its value may be, where another runtime means something else by it.
 _VALUES = {

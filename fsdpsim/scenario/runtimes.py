@@ -74,12 +74,14 @@ class Ddp(Table):
     """All micro-batches but the last run under ``no_sync()``."""
 
 
-class _Zero(Table):
+class Zero(Table):
+    """What the stages of ZeRO have in common: whole parameters, sharded optimizer state."""
+
     reduce_bucket_size: Count = 500_000_000
     """Elements of gradients per reduction, as DeepSpeed's key of that name."""
 
 
-class Zero1(_Zero):
+class Zero1(Zero):
     """ZeRO stage 1: whole parameters and gradients, sharded optimizer state."""
 
     runtime: Literal["zero1"]
@@ -87,13 +89,29 @@ class Zero1(_Zero):
     """The lecture's wasteful way: all-reduce the gradients, of which each rank needs its part."""
 
 
-class Zero2(_Zero):
+class Zero2(Zero):
     """ZeRO stage 2: whole parameters, sharded gradients and optimizer state."""
 
     runtime: Literal["zero2"]
 
 
-class Fsdp1(_Sharded):
+class ZeroOffload(Zero):
+    """ZeRO-Offload: 16-bit parameters on the GPU, all other states and the update on the CPUs."""
+
+    runtime: Literal["zero_offload"]
+    delayed_parameter_update: StrictBool = False
+    """The CPUs update with the gradients of step i during forward and backward of step i + 1."""
+    pin_memory: StrictBool = True
+    """False: host memory can be paged, so that each copy is slower and blocks the CPU thread."""
+
+
+class _Fsdp(_Sharded):
+    all_gather_dtype: Literal["int8"] | None = None
+    """ZeRO++'s quantised weights: all-gathers of shards send this dtype, between a kernel that
+    quantises the shard and one that restores the compute dtype. Default: ``param_dtype``."""
+
+
+class Fsdp1(_Fsdp):
     """``FullyShardedDataParallel``."""
 
     runtime: Literal["fsdp1"]
@@ -114,6 +132,9 @@ class Fsdp1(_Sharded):
     """Align each original parameter to 16 bytes in the flat parameter."""
     no_sync: StrictBool = False
     """All micro-batches but the last run under ``no_sync()``."""
+    cpu_offload: StrictBool = False
+    """``CPUOffload(offload_params=True)``: shards of parameters and gradients and the optimizer's
+    state live in pinned host memory, and the optimizer runs on the CPUs."""
 
 
 class UnitOverride(Table):
@@ -129,7 +150,7 @@ class UnitOverride(Table):
     """``set_unshard_in_backward(False)``: do not gather a unit that backward does not need."""
 
 
-class Fsdp2(_Sharded):
+class Fsdp2(_Fsdp):
     """``fully_shard``. The keys named after setters hold for all micro-batches but the last."""
 
     runtime: Literal["fsdp2"]
@@ -157,6 +178,12 @@ class Fsdp2(_Sharded):
     """False: keep parameters unsharded between micro-batches."""
     is_last_backward: StrictBool = True
     """False: backward of earlier micro-batches does not wait for its reductions."""
+    offload_policy: Literal["cpu"] | None = None
+    """"cpu" is ``CPUOffloadPolicy``: shards of parameters and gradients and the optimizer's state
+    live in host memory, and the optimizer runs on the CPUs."""
+    pin_memory: StrictBool = True
+    """Of ``CPUOffloadPolicy``. False: host memory can be paged, so that each copy is slower and
+    blocks the CPU thread."""
 
     def unknown_units(self, names: Sequence[str]) -> Iterator[Fault]:
         """Faults of the keys that name units, where ``names`` are all the units there are."""
@@ -186,7 +213,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 FsdpTable = Annotated[
-    Textbook | Ddp | Zero1 | Zero2 | Fsdp1 | Fsdp2, Field(discriminator="runtime")
+    Textbook | Ddp | Zero1 | Zero2 | ZeroOffload | Fsdp1 | Fsdp2, Field(discriminator="runtime")
 ]
 
 #: ``fsdp.runtime`` -> its table.
@@ -195,6 +222,7 @@ RUNTIMES: dict[str, type[Table]] = {
     "ddp": Ddp,
     "zero1": Zero1,
     "zero2": Zero2,
+    "zero_offload": ZeroOffload,
     "fsdp1": Fsdp1,
     "fsdp2": Fsdp2,
 }

@@ -21,8 +21,8 @@ from fsdpsim.scenario.runtimes import (
     FsdpTable,
     Table,
     Textbook,
-    Zero1,
-    Zero2,
+    Zero,
+    ZeroOffload,
 )
 from fsdpsim.scenario.sweep_table import SweepTable, check_keys
 from fsdpsim.scenario.workload_tables import ROOT, Training, Workload
@@ -72,6 +72,7 @@ class Scenario(Table):
             *self._sharding(),
             *self._textbook(),
             *self._units(),
+            *self._offloading(),
             *self._ranks(),
         ]
         if faults:
@@ -124,6 +125,19 @@ class Scenario(Table):
             names = dict.fromkeys([*(unit.name for unit in self.workload.tables), ROOT])
             yield from self.fsdp.unknown_units(tuple(names))
 
+    def _offloading(self) -> Iterator[Fault]:
+        fsdp, steps = self.fsdp, self.training.gradient_accumulation_steps
+        if isinstance(fsdp, Fsdp1) and fsdp.cpu_offload and steps > 1 and not fsdp.no_sync:
+            text = (
+                "true is not allowed with gradient accumulation outside no_sync(): FSDP1 would "
+                "overwrite the gradients in host memory; add fsdp.no_sync = true"
+            )
+            keys = ("fsdp.no_sync", "training.gradient_accumulation_steps")
+            yield Fault("fsdp.cpu_offload", text, keys)
+        if isinstance(fsdp, Fsdp2) and not fsdp.pin_memory and fsdp.offload_policy is None:
+            text = 'false needs fsdp.offload_policy = "cpu", which is what would pin memory'
+            yield Fault("fsdp.pin_memory", text, ("fsdp.offload_policy",))
+
     def _ranks(self) -> Iterator[Fault]:
         for rank in self.noise.stragglers if self.noise is not None else ():
             if rank >= self.world_size:
@@ -166,7 +180,7 @@ class Scenario(Table):
         fsdp = self.fsdp
         if isinstance(fsdp, Ddp):
             return 1
-        if isinstance(fsdp, (Zero1, Zero2)):
+        if isinstance(fsdp, Zero):
             return self.world_size
         if isinstance(fsdp, Fsdp1) and fsdp.sharding_factor is None:
             if fsdp.sharding_strategy in HYBRID_STRATEGIES:
@@ -191,6 +205,16 @@ class Scenario(Table):
         """Mixed precision: dtype of gradient reduction; None follows ``param_dtype``."""
         default = "float32" if self.model is not None else None
         return self.training.reduce_dtype or default
+
+    @property
+    def offloads(self) -> bool:
+        """Whether gradients and optimizer state live in host memory, and the CPUs update."""
+        fsdp = self.fsdp
+        return (
+            isinstance(fsdp, ZeroOffload)
+            or (isinstance(fsdp, Fsdp1) and fsdp.cpu_offload)
+            or (isinstance(fsdp, Fsdp2) and fsdp.offload_policy is not None)
+        )
 
     @property
     def iterations(self) -> int:

@@ -74,8 +74,9 @@ class Workload(Table):
     """Seconds of a unit's reduce-scatter; left out as ``all_gather``."""
     all_reduce: PerUnit | None = None
     """Seconds of a unit's all-reduce (replicated and hybrid sharding); left out as above."""
-    optimizer: SecondsOrZero = 0.0
-    """Seconds of the optimizer step on the GPU."""
+    optimizer: SecondsOrZero | None = None
+    """Seconds of the optimizer step. Left out: none on the GPU; on the CPUs (offloading) from the
+    parameters and ``hardware.host``."""
     kernel_launch: SecondsOrZero = 0.0
     """Host seconds per launch."""
     parameters: Count | Annotated[list[Count], Field(min_length=1)] | None = None

@@ -24,6 +24,8 @@ class FlatParamHandle:
     orig_dtype: str
     param_dtype: str
     reduce_dtype: str
+    gather_dtype: str
+    """What all-gathers send: the compute dtype, unless quantised."""
     prefetched: bool = False
     needs_pre_forward_unshard: bool = False
     needs_pre_backward_unshard: bool = False
@@ -37,6 +39,9 @@ class FlatParamHandle:
     reshard_only_registered: bool = False
     full_param: Buffer | None = None
     mp_shard: Buffer | None = None
+    """The all-gather's input, where it is not the shard itself."""
+    saved_params: list[Buffer | None] = field(default_factory=list)
+    """Copies of the whole parameter that autograd holds from forward to backward."""
     views: Node | None = None
     accumulate_grad: Node | None = None
     param_grads: list[Buffer] = field(default_factory=list)
@@ -46,8 +51,18 @@ class FlatParamHandle:
 
     @property
     def low_precision(self) -> bool:
-        """Whether a cast to the compute dtype precedes each all-gather."""
+        """Whether the compute dtype is another than the original one."""
         return self.param_dtype != self.orig_dtype
+
+    @property
+    def casts_shard(self) -> bool:
+        """Whether a cast precedes each all-gather."""
+        return self.gather_dtype != self.orig_dtype
+
+    @property
+    def quantised(self) -> bool:
+        """Whether what is gathered must be restored for compute."""
+        return self.gather_dtype != self.param_dtype
 
     @property
     def unsharded_nbytes(self) -> int:
@@ -62,6 +77,7 @@ class FlatGradients:
         self.runtime = runtime
         self.program = runtime.program
         self.copy = runtime.copy
+        self.offload = runtime.offload
         self.sharded = sharded
         self.hybrid = hybrid
         self.predivide, self.postdivide = divide_factors(runtime.shard_factor * runtime.replicas)
@@ -132,6 +148,8 @@ class FlatGradients:
         if reduced is not flat:
             program.free(flat, "post_backward")
         handle.grad = reduced
+        if self.offload is not None:
+            self.offload.d2h(nbytes(numel, handle.orig_dtype), non_blocking=False)
 
     def _cast_to_reduce_dtype(self, handle: FlatParamHandle) -> Buffer | None:
         """The cast gradient, or None when the flat gradient has the reduce dtype already."""
@@ -185,6 +203,19 @@ class FlatGradients:
         else:
             self.copy("accumulate_sharded_gradient", 3 * orig)
             program.free(shard, *record_streams)
+        if self.offload is not None:
+            self.offload.d2h(orig)
+
+    def prepare_gradient_for_optim(self, handle: FlatParamHandle) -> None:
+        """With offloading ``.grad`` is the copy in host memory: the one on the GPU is dropped."""
+        if self.offload is None:
+            return
+        streams = ("post_backward", "all_reduce") if self.hybrid else ("post_backward",)
+        self.program.free(handle.saved_grad_shard, *streams)
+        handle.saved_grad_shard = None
+        if not self.sharded:
+            self.program.free(handle.grad, *streams)
+            handle.grad = None
 
 
 def divide_factors(world: int) -> tuple[int, int]:

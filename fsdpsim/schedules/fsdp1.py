@@ -18,9 +18,10 @@ from fsdpsim.scenario.runtimes import Fsdp1
 from fsdpsim.scenario.schema import HYBRID_STRATEGIES, strategy_of
 from fsdpsim.schedules.autograd import Node
 from fsdpsim.schedules.flat_param import FlatGradients, FlatParamHandle
+from fsdpsim.schedules.flat_unshard import FlatUnshard
 from fsdpsim.schedules.runtime import Runtime
 from fsdpsim.sharding import flat_parameter
-from fsdpsim.workload import Param, Unit, nbytes
+from fsdpsim.workload import Param, Unit
 
 #: Strategies that free the unsharded flat parameter after forward and in every backward.
 RESHARD_AFTER_FORWARD = ("FULL_SHARD", "HYBRID_SHARD")
@@ -50,6 +51,7 @@ class Fsdp1Runtime(Runtime):
         self.sharded = strategy != "NO_SHARD" and self.shard_factor > 1
         self.hybrid = self.sharded and strategy in HYBRID_STRATEGIES
         self.reshard_after_forward = strategy in RESHARD_AFTER_FORWARD
+        self.flat_params = FlatUnshard(self, sharded=self.sharded)
         self.gradients = FlatGradients(self, sharded=self.sharded, hybrid=self.hybrid)
         self.handles = {u.name: self._handle(u) for u in self.workload.units if u.params}
         self.free_events: deque[FreeEvent] = deque()  # survives iterations, as torch's does
@@ -69,7 +71,9 @@ class Fsdp1Runtime(Runtime):
             use_orig_params=self.settings.use_orig_params,
             group=self.shard_factor if self.sharded else self.scenario.world_size,
         )
-        return FlatParamHandle(unit, size, orig, param_dtype, reduce_dtype)
+        quantised = self.settings.all_gather_dtype if self.sharded else None
+        gather_dtype = quantised or param_dtype
+        return FlatParamHandle(unit, size, orig, param_dtype, reduce_dtype, gather_dtype)
 
     # ---- training loop
 
@@ -77,8 +81,7 @@ class Fsdp1Runtime(Runtime):
         """The sharded flat parameters live from here on."""
         for handle in self.handles.values():
             with self.program.for_unit(handle.unit.name):
-                size = nbytes(handle.size.shard, handle.orig_dtype)
-                self.program.malloc("flat_param", size, "parameters")
+                self.flat_params.initialize(handle)
 
     def local_numel(self, unit: Unit) -> int:
         """The local shard, padding included."""
@@ -141,35 +144,15 @@ class Fsdp1Runtime(Runtime):
         """The only routine that issues all-gathers; also runs when there is nothing to gather."""
         program = self.program
         with program.for_unit(handle.unit.name):
-            if self._pre_unshard(handle):
+            if self.flat_params.pre_unshard(handle):
                 program.wait_stream("unshard", "pre_unshard")
             if self.settings.limit_all_gathers:
                 self._rate_limiter()
             with program.on_stream("unshard"):
-                if not handle.is_unsharded:
-                    self._all_gather(handle, by, trigger)
-            # The cast shard was the all-gather's input.
-            program.free(handle.mp_shard, "unshard")
-            handle.mp_shard = None
+                self.flat_params.unshard(handle, by, trigger)
         handle.points_to_unsharded = True
         if handle.training_state == "forward":
             self._use_unsharded_views(handle)
-
-    def _pre_unshard(self, handle: FlatParamHandle) -> bool:
-        """Cast the shard to the compute dtype (NO_SHARD: the whole parameter, for use)."""
-        if handle.is_unsharded or not handle.low_precision:
-            return False
-        shard = handle.size.shard
-        with self.program.on_stream("pre_unshard"):
-            size = nbytes(shard, handle.param_dtype)
-            buffer = self.program.malloc("mp_shard", size, "all_gather")
-            self.copy("cast_shard", nbytes(shard, handle.orig_dtype) + size, cast=True)
-        if self.sharded:
-            handle.mp_shard = buffer
-        else:
-            handle.full_param = buffer
-            handle.is_unsharded = True
-        return True
 
     def _rate_limiter(self) -> None:
         """[Note: Rate limiter] The CPU waits for the oldest free, if two or more are queued.
@@ -182,28 +165,6 @@ class Fsdp1Runtime(Runtime):
         free = self.free_events.popleft()
         self.program.mark("limiter_wait", waits_for_free_of=free.unit, freed_in=free.phase)
         self.program.synchronize(free.event, cause="rate_limiter")
-
-    def _all_gather(self, handle: FlatParamHandle, by: str, trigger: str) -> None:
-        handle.is_unsharded = True
-        if not self.sharded:
-            return
-        size = handle.size
-        handle.full_param = self.program.malloc(
-            "full_param",
-            handle.unsharded_nbytes,
-            "all_gather",
-            unsharded=self.program.new_gather(),
-        )
-        self.collective(
-            "all_gather",
-            size.padded,
-            handle.param_dtype,
-            group="shard",
-            communicator="shard",
-            group_size=size.factor,
-            trigger=trigger,
-            by=by,
-        )
 
     def _use_unsharded_views(self, handle: FlatParamHandle) -> None:
         """The module's parameters become views of the flat parameter: an autograd node of now."""
@@ -268,10 +229,9 @@ class Fsdp1Runtime(Runtime):
         """Free the unsharded flat parameter; the limiter learns of it by an event on compute."""
         program = self.program
         freed = free and handle.is_unsharded and self.sharded
-        low_precision_copy = not self.sharded and handle.low_precision
-        if freed or (low_precision_copy and handle.is_unsharded):
-            program.free(handle.full_param, COMPUTE)
-            handle.full_param, handle.is_unsharded = None, False
+        copied = not self.sharded and handle.full_param is not None
+        if freed or copied:
+            self.flat_params.free(handle)
         if freed:
             program.mark("reshard", bytes=handle.unsharded_nbytes)
         else:
@@ -395,6 +355,8 @@ class Fsdp1Runtime(Runtime):
                 program.wait_stream(COMPUTE, "post_backward")
                 if self.hybrid:
                     program.wait_stream(COMPUTE, "all_reduce")
+                if self.offload is not None:
+                    program.synchronize(program.record_event(COMPUTE), cause="offload")
         self.is_first_iteration = False
         self.post_forward_order.clear()
         for handle in self.handles.values():
@@ -405,6 +367,9 @@ class Fsdp1Runtime(Runtime):
         if handle.points_to_unsharded:
             with self.program.for_unit(handle.unit.name):
                 self._reshard(handle, free=self._should_free_in_backward)
+        self.flat_params.free_saved(handle)
+        if self.sync_gradients:
+            self.gradients.prepare_gradient_for_optim(handle)
         handle.ran_pre_backward_hook = False
         handle.needs_pre_backward_unshard = False
         handle.post_forward_index = None

@@ -62,6 +62,7 @@ class Fsdp2Runtime(Runtime):
     def _group(self, unit: Unit) -> ParamGroup:
         orig = unit.params[0].dtype
         param_dtype = self.scenario.param_dtype or orig
+        quantised = self.settings.all_gather_dtype if self.shard_factor > 1 else None
         trained = [p for p in unit.params if p.requires_grad]
         return ParamGroup(
             unit,
@@ -70,6 +71,7 @@ class Fsdp2Runtime(Runtime):
             orig,
             param_dtype,
             self.scenario.reduce_dtype or param_dtype,
+            quantised or param_dtype,
             self._post_forward_factor(unit),
         )
 
@@ -108,7 +110,11 @@ class Fsdp2Runtime(Runtime):
         for group in self.groups.values():
             with self.program.for_unit(group.unit.name):
                 size = nbytes(group.size.shard, group.orig_dtype)
-                self.program.malloc("sharded_param", size, "parameters")
+                if self.offload is None:
+                    self.program.malloc("sharded_param", size, "parameters")
+                else:
+                    self.offload.keep("parameters", size)
+                    self.offload.keep("gradients", nbytes(group.trained.shard, group.orig_dtype))
 
     def local_numel(self, unit: Unit) -> int:
         """The local shards of trained parameters."""
@@ -127,6 +133,7 @@ class Fsdp2Runtime(Runtime):
         for group in self.groups.values():
             self.program.free(group.sharded_grad)
             group.sharded_grad = None
+            group.has_cpu_grad = False
 
     def begin_forwards(self) -> None:
         """``module.unshard()`` before any forward: there is no FSDP stream to use yet."""
@@ -448,6 +455,7 @@ class Fsdp2Runtime(Runtime):
         if group.all_reduce_state is not None:
             program.free(group.all_reduce_state[0])
             group.all_reduce_state = None
+        self.gradients.wait_for_offload(group)
         if group.all_gather_result is not None:  # prefetched for nothing
             program.wait_event(COMPUTE, group.all_gather_result.event)
             program.free(group.all_gather_result.buffer)

@@ -33,7 +33,7 @@ class Offload:
         return self._copy("h2d", nbytes, blocking=not self.pin_memory)
 
     def d2h(self, nbytes: int, *, non_blocking: bool = True) -> Op:
-        """Copy to the host; the CPU thread waits unless it is ``non_blocking``, to pinned memory."""
+        """Copy to the host; the CPU thread waits, unless ``non_blocking`` and to pinned memory."""
         return self._copy("d2h", nbytes, blocking=not (non_blocking and self.pin_memory))
 
     def _copy(self, kind: str, nbytes: int, *, blocking: bool) -> Op:

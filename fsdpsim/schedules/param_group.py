@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fsdpsim.engine import Op
 from fsdpsim.memory import Buffer
 from fsdpsim.program import COMPUTE, Event
 from fsdpsim.schedules.autograd import Node
+from fsdpsim.schedules.offload import Offload
 from fsdpsim.schedules.runtime import Runtime
 from fsdpsim.sharding import ShardedSize, padded_numel, per_parameter
 from fsdpsim.workload import Param, Unit, nbytes
@@ -43,12 +45,16 @@ class ParamGroup:
     orig_dtype: str
     param_dtype: str
     reduce_dtype: str
+    gather_dtype: str
+    """What all-gathers of shards send: the compute dtype, unless quantised."""
     post_forward_factor: int | None
     """Ranks that keep a shard after forward: None keeps the parameters unsharded."""
     state: str = "sharded"
     training_state: str = "idle"
+    reduced_params: tuple[Param, ...] = ()
+    """The parameters of the latest reduction."""
     reduced: ShardedSize = field(default_factory=lambda: ShardedSize(0, 0, 1))
-    """Only the parameters of the latest reduction."""
+    """Only these."""
     gather: int | None = None
     """The number of the latest gathering, for its buffers."""
     all_gather_result: AllGatherResult | None = None
@@ -64,6 +70,10 @@ class ParamGroup:
     accumulated_grads: dict[str, Buffer] = field(default_factory=dict)
     """Gradients kept without synchronisation, in the reduce dtype."""
     sharded_grad: Buffer | None = None
+    has_cpu_grad: bool = False
+    """With offloading: the sharded parameters' ``.grad`` is there, in host memory."""
+    grad_offload_events: list[Op] = field(default_factory=list)
+    """Copies of gradients to the host that the CPU thread has not waited for."""
     post_reduce_event: Event | None = None
     all_reduce_state: tuple[Buffer | None, Event] | None = None
     partial_reduce_output: Buffer | None = None
@@ -80,6 +90,15 @@ class ParamGroup:
         """Bytes of the gathered parameters, padding included."""
         return nbytes(self.size.padded, self.param_dtype)
 
+    @property
+    def all_gather_dtype(self) -> str:
+        """What the next all-gather sends: shards kept after forward are not quantised."""
+        return self.param_dtype if self.state == "sharded_post_forward" else self.gather_dtype
+
+    def shard_numel(self, param: Param) -> int:
+        """Elements of this rank's shard of ``param``, padding included."""
+        return padded_numel(param, self.size.factor) // self.size.factor
+
 
 class AllGather:
     """``foreach_all_gather`` and its copy-out."""
@@ -87,23 +106,51 @@ class AllGather:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self.program = runtime.program
+        self.offload = runtime.offload
 
     def copy_in(self, group: ParamGroup) -> Buffer:
         """Cast the shard and copy it into its slot of the all-gather's output."""
-        program, kept = self.program, group.state == "sharded_post_forward"
-        shard = nbytes(group.size.padded // group.all_gather_factor, group.param_dtype)
-        cast = None
-        if group.param_dtype != group.orig_dtype and not kept:
-            cast = program.malloc("cast_shard", shard, "all_gather")
-            orig = nbytes(group.size.shard, group.orig_dtype)
-            self.runtime.copy("cast_shard", orig + shard, cast=True)
+        program = self.program
+        shard = nbytes(group.size.padded // group.all_gather_factor, group.all_gather_dtype)
+        inputs = self._inputs(group) if group.state == "sharded" else []
         group.gather = program.new_gather()
         output = program.malloc(
-            "all_gather_output", group.unsharded_nbytes, "all_gather", unsharded=group.gather
+            "all_gather_output",
+            nbytes(group.size.padded, group.all_gather_dtype),
+            "all_gather",
+            unsharded=group.gather,
         )
         self.runtime.copy("all_gather_copy_in", 2 * shard)
-        program.free(cast)
+        for buffer in inputs:
+            program.free(buffer)
         return output
+
+    def _inputs(self, group: ParamGroup) -> list[Buffer]:
+        """``_get_param_all_gather_inputs``: one fused cast, or from the host one by one."""
+        if self.offload is not None:
+            return [self._from_host(group, param, self.offload) for param in group.unit.params]
+        if group.gather_dtype == group.orig_dtype:
+            return []
+        return [self._cast(group, group.size.shard)]
+
+    def _from_host(self, group: ParamGroup, param: Param, offload: Offload) -> Buffer:
+        numel = group.shard_numel(param)
+        size = nbytes(numel, group.orig_dtype)
+        device = self.program.malloc("device_shard", size, "all_gather")
+        offload.h2d(size)
+        if group.gather_dtype == group.orig_dtype:
+            return device
+        cast = self._cast(group, numel)
+        self.program.free(device)
+        return cast
+
+    def _cast(self, group: ParamGroup, numel: int) -> Buffer:
+        """``numel`` elements of the shard in the dtype that is gathered."""
+        size = nbytes(numel, group.gather_dtype)
+        name = "cast_shard" if group.gather_dtype == group.param_dtype else "quantize_shard"
+        buffer = self.program.malloc(name, size, "all_gather")
+        self.runtime.copy(name, nbytes(numel, group.orig_dtype) + size, cast=True)
+        return buffer
 
     def gather(self, group: ParamGroup, by: str | None, trigger: str) -> None:
         """The collective; an int reshard has a mesh, hence a communicator, per unit."""
@@ -111,7 +158,7 @@ class AllGather:
         self.runtime.collective(
             "all_gather",
             group.size.padded,
-            group.param_dtype,
+            group.all_gather_dtype,
             group=f"post_forward {group.all_gather_factor}" if private else "shard",
             communicator=f"post_forward {group.unit.name}" if private else "shard",
             group_size=group.all_gather_factor,
@@ -120,12 +167,29 @@ class AllGather:
         )
 
     def copy_out(self, group: ParamGroup) -> None:
-        """One buffer per unsharded parameter, filled by one fused copy."""
+        """One buffer per unsharded parameter, filled by one fused copy, or restored.
+
+        A single rank gathers nothing: its offloaded parameters come from the host here.
+        """
+        if self.offload is not None and group.size.factor == 1:
+            for param in group.unit.params:
+                source = self._from_host(group, param, self.offload)
+                size = self._unsharded_param(group, param)
+                self.runtime.copy("all_gather_copy_out", 2 * size)
+                self.program.free(source)
+            return
         for param in group.unit.params:
-            size = nbytes(padded_numel(param, group.size.factor), group.param_dtype)
-            buffer = self.program.malloc(param.name, size, "all_gather", unsharded=group.gather)
-            group.params.append(buffer)
-        self.runtime.copy("all_gather_copy_out", 2 * group.unsharded_nbytes)
+            self._unsharded_param(group, param)
+        gathered = nbytes(group.size.padded, group.all_gather_dtype)
+        restores = group.all_gather_dtype != group.param_dtype
+        name = "dequantize_copy_out" if restores else "all_gather_copy_out"
+        self.runtime.copy(name, gathered + group.unsharded_nbytes, cast=restores)
+
+    def _unsharded_param(self, group: ParamGroup, param: Param) -> int:
+        size = nbytes(padded_numel(param, group.size.factor), group.param_dtype)
+        buffer = self.program.malloc(param.name, size, "all_gather", unsharded=group.gather)
+        group.params.append(buffer)
+        return size
 
 
 class Gradients:
@@ -135,6 +199,7 @@ class Gradients:
         self.runtime = runtime
         self.program = runtime.program
         self.copy = runtime.copy
+        self.offload = runtime.offload
         self.reduce_scatter_communicator = "reduce_scatter" if separate_group else "shard"
         self.hsdp = runtime.replicas > 1
 
@@ -184,8 +249,8 @@ class Gradients:
         program = self.program
         # Only parameters that were used have a gradient.
         names = group.grads.keys() | group.accumulated_grads.keys()
-        used = [p for p in group.unit.params if p.name in names]
-        group.reduced = per_parameter(used, group.size.factor)
+        group.reduced_params = tuple(p for p in group.unit.params if p.name in names)
+        group.reduced = per_parameter(group.reduced_params, group.size.factor)
         reduce_input = self._copy_in(group)
         program.wait_stream("reduce_scatter", COMPUTE)
         with program.on_stream("reduce_scatter"):
@@ -261,7 +326,7 @@ class Gradients:
             )
             # Held until the end of backward; without a cast it is the gradient itself.
             becomes_grad = group.reduce_dtype == group.orig_dtype and group.sharded_grad is None
-            held = None if becomes_grad else output
+            held = None if becomes_grad and self.offload is None else output
             group.all_reduce_state = (held, program.record_event())
 
     def _post_reduce(self, group: ParamGroup, output: Buffer) -> None:
@@ -276,10 +341,33 @@ class Gradients:
             self.copy("cast_sharded_gradient", output.nbytes + orig, cast=True)
             if held is not output:
                 program.free(output)
-        if group.sharded_grad is None:
+        if self.offload is not None:
+            self._offload_grads(group, self.offload)
+        elif group.sharded_grad is None:
             shard.category = "gradients"
             group.sharded_grad = shard
             return
-        self.copy("accumulate_sharded_gradient", 3 * orig)
+        else:
+            self.copy("accumulate_sharded_gradient", 3 * orig)
         if held is not shard:
             program.free(shard)
+
+    def _offload_grads(self, group: ParamGroup, offload: Offload) -> None:
+        """Copy each parameter's gradient to the host; the CPUs add it to one that is there.
+
+        Such an addition needs the copy's result, so that the CPU thread waits for the copy.
+        """
+        for param in group.reduced_params:
+            size = nbytes(group.shard_numel(param), group.orig_dtype)
+            copy = offload.d2h(size, non_blocking=not group.has_cpu_grad)
+            if group.has_cpu_grad:
+                offload.run_and_wait("accumulate_gradient", self.runtime.costs.adding_on_cpu(size))
+            elif offload.pin_memory:
+                group.grad_offload_events.append(copy)
+        group.has_cpu_grad = True
+
+    def wait_for_offload(self, group: ParamGroup) -> None:
+        """The CPU thread waits until the gradients are in host memory, one after the other."""
+        for copy in group.grad_offload_events:
+            self.program.synchronize((copy,), cause="offload")
+        group.grad_offload_events.clear()

@@ -11,6 +11,7 @@ from fsdpsim.memory import Buffer
 from fsdpsim.program import COMPUTE, Collective, Program
 from fsdpsim.scenario import Scenario
 from fsdpsim.schedules.autograd import Autograd, Node
+from fsdpsim.schedules.offload import Offload
 from fsdpsim.workload import Kernel, Param, Unit, Workload, nbytes
 
 
@@ -22,6 +23,13 @@ class Optimizer:
     """Bytes of state per local element."""
     kernels: Callable[[int, int], tuple[Kernel, ...]]
     """(local elements, local tensors) -> the kernels of one step."""
+    fused: bool
+    """Whether one kernel does all."""
+
+
+def _offload(scenario: Scenario, program: Program, costs: Costs) -> Offload | None:
+    pin_memory = getattr(scenario.fsdp, "pin_memory", True)
+    return Offload(program, costs, pin_memory=pin_memory) if scenario.offloads else None
 
 
 class Runtime:
@@ -46,6 +54,7 @@ class Runtime:
         self.grad_enabled = True
         self.in_backward = False
         self.has_optimizer_state = False
+        self.offload = _offload(scenario, self.program, costs)
         self.root = next(unit for unit in workload.units if unit.is_root)
 
     # ---- hooks, overridden by each runtime
@@ -89,20 +98,35 @@ class Runtime:
     # ---- the optimizer and the end of a step
 
     def optimizer_step(self) -> None:
-        """Update the local parameters; the optimizer's state appears at the first step."""
-        trained = [unit for unit in self.workload.units if unit.requires_grad]
+        """Update the local parameters, on the CPUs if they live in host memory."""
+        self.create_optimizer_state()
+        kernels = self.optimizer_kernels()
+        if self.offload is None:
+            self.run_kernels(kernels, "optimizer", self.root, {})
+        else:
+            seconds = self.costs.on_cpu(kernels, fused=self.optimizer.fused)
+            self.offload.run_and_wait("optimizer_step", seconds)
+
+    def optimizer_kernels(self) -> tuple[Kernel, ...]:
+        """The kernels of one step over all that this rank updates."""
+        units = [unit for unit in self.workload.units if unit.requires_grad]
+        tensors = sum(p.requires_grad for unit in units for p in unit.params)
+        return self.optimizer.kernels(sum(map(self.local_numel, units)), tensors)
+
+    def create_optimizer_state(self) -> None:
+        """The optimizer's state appears at the first step."""
         if not self.has_optimizer_state:
             self.has_optimizer_state = True
-            for unit in trained:
-                self.allocate_optimizer_state(unit)
-        numel = sum(self.local_numel(unit) for unit in trained)
-        tensors = sum(p.requires_grad for unit in trained for p in unit.params)
-        self.run_kernels(self.optimizer.kernels(numel, tensors), "optimizer", self.root, {})
+            for unit in self.workload.units:
+                if unit.requires_grad:
+                    self.allocate_optimizer_state(unit)
 
     def allocate_optimizer_state(self, unit: Unit) -> None:
         """Two moments for Adam; nothing for plain SGD."""
         size = self.local_numel(unit) * self.optimizer.state_bytes
-        if size:
+        if self.offload is not None:
+            self.offload.keep("optimizer_state", size)
+        elif size:
             with self.program.for_unit(unit.name):
                 self.program.malloc("optimizer_state", size, "optimizer_state")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from fsdpsim.memory import Buffer
 from fsdpsim.program import COMPUTE
-from fsdpsim.scenario.runtimes import Zero1, Zero2
+from fsdpsim.scenario.runtimes import Zero, Zero1
 from fsdpsim.schedules.autograd import Node
 from fsdpsim.schedules.buckets import Bucket, cut
 from fsdpsim.schedules.runtime import Runtime
@@ -28,8 +28,8 @@ class ZeroRuntime(Runtime):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        assert isinstance(self.scenario.fsdp, (Zero1, Zero2))
-        self.settings = self.scenario.fsdp
+        assert isinstance(self.scenario.fsdp, Zero)
+        self.settings: Zero = self.scenario.fsdp
         self.keeps_gradients = isinstance(self.settings, Zero1)
         self.all_reduces = isinstance(self.settings, Zero1) and self.settings.all_reduce
         self.dtype = self.scenario.param_dtype or self._any_dtype()
@@ -56,9 +56,13 @@ class ZeroRuntime(Runtime):
                 for param in unit.params:
                     size = nbytes(param.numel, self.dtype)
                     self.program.malloc(param.name, size, "parameters")
-                if unit.params and unit.params[0].dtype != self.dtype:
-                    size = nbytes(self.local_numel(unit), unit.params[0].dtype)
-                    self.program.malloc("master_shard", size, "parameters")
+                if unit.params:
+                    self._create_master(unit)
+
+    def _create_master(self, unit: Unit) -> None:
+        if unit.params[0].dtype != self.dtype:
+            size = nbytes(self.local_numel(unit), unit.params[0].dtype)
+            self.program.malloc("master_shard", size, "parameters")
 
     def local_numel(self, unit: Unit) -> int:
         """This rank's 1/N of the unit, padding included."""
@@ -116,20 +120,26 @@ class ZeroRuntime(Runtime):
             self.copy("copy_to_bucket", read + size, cast=self.dtype != self.reduce_dtype)
             program.wait_stream(REDUCE, COMPUTE)
             with program.on_stream(REDUCE):
-                shard = self._shard(bucket, padded)
-                self.collective(
-                    "all_reduce" if self.all_reduces else "reduce_scatter",
-                    padded,
-                    self.reduce_dtype,
-                    group="shard",
-                    communicator="shard",
-                    group_size=self.shard_factor,
-                )
+                shard = self._shard(padded)
+                self._reduce_scatter(buffer, padded)
                 self._accumulate(bucket, shard)
             program.free(buffer, REDUCE)
             self._drop_gradients(bucket)
 
-    def _shard(self, bucket: Bucket, padded: int) -> Buffer:
+    def _reduce_scatter(self, buffer: Buffer, padded: int) -> None:
+        if self.shard_factor == 1:
+            self.copy("copy_gradient", 2 * buffer.nbytes)
+            return
+        self.collective(
+            "all_reduce" if self.all_reduces else "reduce_scatter",
+            padded,
+            self.reduce_dtype,
+            group="shard",
+            communicator="shard",
+            group_size=self.shard_factor,
+        )
+
+    def _shard(self, padded: int) -> Buffer:
         size = nbytes(padded // self.shard_factor, self.reduce_dtype)
         return self.program.malloc("sharded_grad", size, "gradients")
 
@@ -149,22 +159,26 @@ class ZeroRuntime(Runtime):
     def optimizer_step(self) -> None:
         """Update this rank's part, then gather everyone's, bucket by bucket."""
         super().optimizer_step()
-        program = self.program
         for bucket in reversed(self.buckets):
-            with program.for_unit(bucket.unit):
-                padded = self._padded(bucket.numel)
-                program.wait_stream(GATHER, COMPUTE)
-                with program.on_stream(GATHER):
-                    self.collective(
-                        "all_gather",
-                        padded,
-                        self.dtype,
-                        group="shard",
-                        communicator="shard",
-                        group_size=self.shard_factor,
-                        trigger="demand",
-                        by=bucket.unit,
-                    )
+            self._all_gather(bucket, COMPUTE)
+
+    def _all_gather(self, bucket: Bucket, updated_on: str) -> None:
+        """Gather the bucket's parameters, once stream ``updated_on`` has this rank's part."""
+        if self.shard_factor == 1:
+            return
+        with self.program.for_unit(bucket.unit):
+            self.program.wait_stream(GATHER, updated_on)
+            with self.program.on_stream(GATHER):
+                self.collective(
+                    "all_gather",
+                    self._padded(bucket.numel),
+                    self.dtype,
+                    group="shard",
+                    communicator="shard",
+                    group_size=self.shard_factor,
+                    trigger="demand",
+                    by=bucket.unit,
+                )
 
     def zero_grad(self) -> None:
         """The sharded gradients are dropped."""
