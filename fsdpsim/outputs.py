@@ -38,7 +38,8 @@ OP_COLUMNS = (
     "dtype",
     "trigger",
 )
-"""Columns of ``ops.csv``: one row per op in issue order; ``nbytes`` is a collective's full size."""
+"""Columns of ``ops.csv``: one row per op in issue order; ``nbytes`` is a collective's full
+size, or what a copy between host and device moves."""
 
 MEMORY_COLUMNS = (
     "time_s",
@@ -126,7 +127,7 @@ def op_rows(result: Result) -> Iterator[tuple[Any, ...]]:
 def _collective(op: Op) -> tuple[Any, ...]:
     info = op.collective
     if info is None:
-        return ("", "", "", "", "")
+        return ("", "", op.nbytes or "", "", "")
     return (op.communicator, info.group_size, info.nbytes, info.dtype, info.trigger or "")
 
 

@@ -58,7 +58,12 @@ def _table(figures: dict[str, Any]) -> Table:
 
 def rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
     """The summary as (label, text) rows; figures that do not apply are left out."""
-    return [*_time_rows(figures), *_memory_rows(figures), *_collective_rows(figures)]
+    return [
+        *_time_rows(figures),
+        *_memory_rows(figures),
+        *_collective_rows(figures),
+        *_transfer_rows(figures),
+    ]
 
 
 def _time_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
@@ -94,6 +99,8 @@ def _memory_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
     if figures["peak_requested_bytes"]:
         levels = ("requested", "allocated", "active", "reserved")
         found += [(f"peak {lv}", show_bytes(figures[f"peak_{lv}_bytes"])) for lv in levels]
+    if figures["host_memory_bytes"]:
+        found.append(("host memory", show_bytes(figures["host_memory_bytes"])))
     if figures["num_alloc_retries"]:
         found.append(("cudaMalloc retries", str(figures["num_alloc_retries"])))
     return found
@@ -109,3 +116,16 @@ def _collective_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
         parts += [show_seconds(s["time_s"]), f"{show_seconds(s['exposed_s'])} exposed"]
         found.append((kind, ", ".join(parts)))
     return found
+
+
+def _transfer_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
+    from fsdpsim.units import show_seconds
+
+    return [
+        (
+            f"copies {kind}",
+            f"{s['count']} x, {s['bytes_copied'] / 1e9:.2f} GB, {show_seconds(s['time_s'])}, "
+            f"{show_seconds(s['exposed_s'])} exposed",
+        )
+        for kind, s in figures["transfers"].items()
+    ]

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import fsum
 
-from fsdpsim.engine import Op
+from fsdpsim.engine import CPU, Op
 from fsdpsim.explain.timeline import Timeline, span
 from fsdpsim.intervals import Interval, subtract
-from fsdpsim.program import COMPUTE
+from fsdpsim.program import COMPUTE, TRANSFERS
 from fsdpsim.result import Result
 
 
@@ -19,7 +19,8 @@ class Bound:
     """The step cannot be shorter than ``seconds``, the work of one resource in it."""
 
     resource: str
-    """``compute``, ``communicator NAME`` or ``host``."""
+    """``compute``, ``communicator NAME``, ``h2d`` or ``d2h`` (copy engines), ``CPUs`` (what they do
+    beside the host) or ``host``."""
     seconds: float
 
 
@@ -39,10 +40,9 @@ def lower_bounds(timeline: Timeline) -> list[Bound]:
     """One bound per resource that has work in the step, largest first."""
     work: dict[str, list[float]] = {}
     for op in _step_ops(timeline.result):
-        if op.collective is None and op.stream != COMPUTE:
-            continue
-        name = f"communicator {op.communicator}" if op.communicator else "compute"
-        work.setdefault(name, []).append(op.seconds)  # not what contention made of them
+        name = _resource(op)
+        if name:
+            work.setdefault(name, []).append(op.seconds)  # not what contention made of them
     last = timeline.result.scenario.iterations - 1
     work["host"] = [
         tile.end - tile.start
@@ -51,6 +51,15 @@ def lower_bounds(timeline: Timeline) -> list[Bound]:
     ]
     bounds = [Bound(resource=name, seconds=fsum(times)) for name, times in work.items()]
     return sorted((b for b in bounds if b.seconds), key=lambda b: -b.seconds)
+
+
+def _resource(op: Op) -> str:
+    """What runs ``op`` one after the other with its like; empty for FSDP's own copies and casts."""
+    if op.communicator:
+        return f"communicator {op.communicator}"
+    if op.kind in TRANSFERS or op.stream == CPU:
+        return "CPUs" if op.stream == CPU else op.kind
+    return "compute" if op.stream == COMPUTE else ""
 
 
 def exposures(result: Result) -> list[Exposure]:

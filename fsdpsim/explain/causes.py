@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from fsdpsim.engine import Op
+from fsdpsim.engine import CPU, Op
 from fsdpsim.explain.timeline import HostTile, Tile, Timeline, end_of, span
-from fsdpsim.program import COMPUTE
+from fsdpsim.program import COMPUTE, TRANSFERS
 from fsdpsim.result import Result
 
 #: Host time in FSDP's own Python, by the names of its hooks.
@@ -25,6 +25,17 @@ QUEUE = "queue"
 SIDE_COPY = "side_copy"
 #: Cause of a start that no constraint of this rank explains.
 OTHER_RANKS = "other_ranks"
+
+
+#: Cause of work of the CPUs that no wait of the host stands for.
+ON_CPU = "cpu_optimizer"
+
+
+def side_work(op: Op) -> str:
+    """The cause that stands for an op which is neither a collective nor on the compute stream."""
+    if op.stream == CPU:
+        return ON_CPU
+    return op.kind if op.kind in TRANSFERS else SIDE_COPY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -149,7 +160,7 @@ def _cause(tile: Tile, awaited: Op | None) -> str:
     if tile.op is None:
         return OTHER_RANKS
     if tile.op.collective is None:
-        return SIDE_COPY
+        return side_work(tile.op)
     return tile.op.kind if tile.op is awaited else QUEUE
 
 

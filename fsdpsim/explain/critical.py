@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from fsdpsim.explain.causes import HOOKS, OTHER_RANKS, SIDE_COPY, apportion, last_op
+from fsdpsim.explain.causes import HOOKS, OTHER_RANKS, apportion, last_op, side_work
 from fsdpsim.explain.timeline import Tile, Timeline
 from fsdpsim.program import COMPUTE
 
@@ -109,9 +109,9 @@ def _describe(tile: Tile, phase: str) -> tuple[str, str, str]:
     if op is not None:
         if op.collective is not None:
             return op.kind, op.kind, op.unit
-        return (
-            (phase, op.kind, op.unit) if op.stream == COMPUTE else (SIDE_COPY, SIDE_COPY, op.unit)
-        )
+        if op.stream == COMPUTE:
+            return phase, op.kind, op.unit
+        return side_work(op), side_work(op), op.unit
     if host is None:
         return OTHER_RANKS, OTHER_RANKS, ""
     return "host", "hook" if host.cause in HOOKS else host.cause, host.unit

@@ -26,6 +26,11 @@ IDLE = {
     "alloc_retry": "not issued: the allocator retries (cudaFree)",
     "read_loss": "not issued: the host reads the loss",
     "other_ranks": "other ranks are late",
+    "h2d": "a shard is copied from the host first",
+    "d2h": "a gradient is copied to the host first",
+    "offload": "not issued: the host waits for the offloaded gradients",
+    "blocking_copy": "not issued: a copy blocks the host",
+    "cpu_optimizer": "the CPUs run the optimizer",
 }
 
 #: Why what was waited for had not come earlier.
@@ -38,6 +43,9 @@ HELD_BY = {
     "read_loss": "the host had read the loss",
     "alloc_retry": "the host had been in a cudaMalloc retry",
     "other_ranks": "other ranks were late",
+    "offload": "the host had waited for the offloaded gradients",
+    "blocking_copy": "a copy had blocked the host",
+    "cpu_optimizer": "the CPUs had run the optimizer",
 }
 
 
@@ -56,7 +64,11 @@ def describe_cause(found: Cause) -> str:
 
 
 #: Steps of the critical path that are not kinds of op.
-STEPS = {"side_copy": "copy on FSDP's streams", "other_ranks": "other ranks"}
+STEPS = {
+    "side_copy": "copy on FSDP's streams",
+    "other_ranks": "other ranks",
+    "cpu_optimizer": "optimizer on the CPUs",
+}
 
 
 def describe_step(step: str, phase: str) -> str:

@@ -42,6 +42,8 @@ KINDS = {
     "all_reduce": Look(colour="#660a1a", label="all-reduce", letter="AR"),
     "copy": Look(colour="#9c9ca1", label="copy"),
     "optimizer": Look(colour="#7a21dd", label="optimizer", letter="O"),
+    "h2d": Look(colour="#58d68d", label="copy from the host", letter="H"),
+    "d2h": Look(colour="#0c2b4a", label="copy to the host", letter="D"),
 }
 
 #: What the CPU thread does: launches, FSDP's hooks, and waits by cause.
@@ -52,6 +54,9 @@ HOST = {
     "read_loss": Look(colour="#bf9973", label="wait: read loss"),
     "cuda_malloc": Look(colour="#87e0c2", label="wait: cudaMalloc"),
     "alloc_retry": Look(colour="#992600", label="wait: allocation retry"),
+    "offload": Look(colour="#0d4a7a", label="wait: offloaded gradients"),
+    "blocking_copy": Look(colour="#3f9be0", label="wait: blocking copy"),
+    "cpu_optimizer": Look(colour="#7a21dd", label="wait: optimizer on the CPUs"),
 }
 OTHER_WAIT = Look(colour="#717581", label="wait")
 
@@ -79,6 +84,7 @@ CAPACITY = ("#e42536", (0, (6, 3)), 1.0)
 
 #: Rows from top to bottom; streams not named here follow in order of first use.
 STREAMS = (
+    "cpu",
     "compute",
     "pre_unshard",
     "all_gather_copy_in",
@@ -88,6 +94,8 @@ STREAMS = (
     "post_backward",
     "reduce_scatter",
     "all_reduce",
+    "h2d",
+    "d2h",
 )
 
 INK = "#202024"

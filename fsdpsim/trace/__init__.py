@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fsdpsim.engine import CPU
 from fsdpsim.files import write_bytes
 from fsdpsim.result import Result
 from fsdpsim.trace.collectives import ProcessGroup, process_groups
@@ -61,7 +62,7 @@ def trace(result: Result, rank: int = 0) -> dict[str, Any]:
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": 0,
         "traceEvents": [
-            *_names(lanes),
+            *_names(lanes, has_workers=any(op.stream == CPU for op in result.ops)),
             *unit_annotations(result, lanes),
             *events,
             *counters(result, lanes),
@@ -129,10 +130,12 @@ def _device_properties(result: Result, lanes: Lanes) -> dict[str, Any]:
     return {"id": lanes.device, "name": hardware.gpu, "totalGlobalMem": hardware.memory}
 
 
-def _names(lanes: Lanes) -> Iterator[Event]:
+def _names(lanes: Lanes, *, has_workers: bool) -> Iterator[Event]:
     host, gpu = lanes.host, lanes.device
     yield from _process(host, "python", "CPU", host)
     yield from _thread(host, host, f"thread {host} (host)", host)
+    if has_workers:
+        yield from _thread(host, lanes.workers, "CPUs beside it", lanes.workers)
     yield from _process(gpu, "python", f"GPU {gpu}", GPU_SORT_INDEX + gpu)
     for name, stream in lanes.streams.items():
         yield from _thread(gpu, stream, f"stream {stream} {name}", stream)

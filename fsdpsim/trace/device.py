@@ -9,7 +9,7 @@ from typing import Any
 
 from fsdpsim.engine import Op
 from fsdpsim.memory import Sample
-from fsdpsim.program import COMPUTE
+from fsdpsim.program import COMPUTE, TRANSFERS
 from fsdpsim.result import Result
 from fsdpsim.trace.collectives import ProcessGroup, collective_args, kernel_name
 from fsdpsim.trace.lanes import CONTEXT, NO_STREAM, Event, Lanes, nanoseconds
@@ -27,7 +27,7 @@ def compute_name(name: str) -> str:
 def kernel(
     op: Op, lanes: Lanes, groups: Mapping[str, ProcessGroup], correlation: int, external: int
 ) -> Event:
-    """The kernel of a finished op."""
+    """The kernel of a finished op, or the copy of a copy engine."""
     stream = lanes.streams[op.stream]
     args: dict[str, Any] = {
         "External id": external,
@@ -49,6 +49,10 @@ def kernel(
         args |= {"trigger": op.collective.trigger} if op.collective.trigger else {}
     assert op.start is not None and op.end is not None
     start, end = nanoseconds(op.start), nanoseconds(op.end)
+    if op.kind in TRANSFERS:
+        rate = op.nbytes / (end - start) if end > start else 0.0
+        args |= {"bytes": op.nbytes, "memory bandwidth (GB/s)": rate}
+        return lanes.on_stream("gpu_memcpy", op.name, stream, start, end, args)
     return lanes.on_stream("kernel", name, stream, start, end, args)
 
 

@@ -7,9 +7,9 @@ from itertools import count
 from typing import Any
 
 from fsdpsim.allocator import CudaFree, CudaMalloc, Map, SynchronizeEvents, Unmap
-from fsdpsim.engine import HostWait, Op, Step
+from fsdpsim.engine import CPU, HostWait, Op, Step
 from fsdpsim.memory import Free, Malloc, PaidCall
-from fsdpsim.program import HostWork, IterationStart, Mark
+from fsdpsim.program import TRANSFERS, HostWork, IterationStart, Mark
 from fsdpsim.result import Result
 from fsdpsim.trace import device
 from fsdpsim.trace.collectives import NAMES, ProcessGroup
@@ -20,6 +20,7 @@ from fsdpsim.trace.lanes import Event, Lanes, nanoseconds
 CALLBACK_IDS = {
     "cudaMalloc": 20,
     "cudaFree": 22,
+    "cudaMemcpyAsync": 41,
     "cudaEventRecord": 135,
     "cudaEventSynchronize": 137,
     "cudaStreamWaitEvent": 147,
@@ -65,7 +66,9 @@ class HostThread:
             if isinstance(step, (Mark, IterationStart)):
                 self.now = nanoseconds(step.time or 0.0)
             self._frames.before(index, step, self.now)
-            if isinstance(step, Op):
+            if isinstance(step, Op) and step.stream == CPU:
+                self._work_beside(step)
+            elif isinstance(step, Op):
                 self._launch(step)
             elif isinstance(step, Malloc):
                 self._allocate(step)
@@ -106,13 +109,13 @@ class HostThread:
         external = next(self._externals)
         self._op_slices(op, start, end, external)
         record = op in self._waited_for
-        bounds = _shares(start, end, len(op.deps) + 1 + record)
+        deps = [dep for dep in op.deps if dep.stream != CPU]  # no event: the CPUs launch it then
+        bounds = _shares(start, end, len(deps) + 1 + record)
         waits = {}
-        for i, dep in enumerate(op.deps):
+        for i, dep in enumerate(deps):
             waits[dep] = self._call("cudaStreamWaitEvent", bounds[i], bounds[i + 1])
-        at = bounds[len(op.deps)]
-        name = "cudaLaunchKernel" if op.collective is None else "cudaLaunchKernelExC"
-        launch = self._call(name, at, bounds[len(op.deps) + 1], external=external)
+        at = bounds[len(deps)]
+        launch = self._call(_launch_call(op), at, bounds[len(deps) + 1], external=external)
         if op.finished:
             self._kernel(op, waits, launch, at, external)
         if record:
@@ -123,7 +126,8 @@ class HostThread:
     def _op_slices(self, op: Op, start: int, end: int, external: int) -> None:
         args = self._op_args(external, op.unit) | {"phase": op.phase}
         if op.collective is None:
-            self.events.append(self.lanes.on_host("cpu_op", op.name, start, end, args))
+            name = "aten::copy_" if op.kind in TRANSFERS else op.name
+            self.events.append(self.lanes.on_host("cpu_op", name, start, end, args))
             return
         names = NAMES[op.collective.kind]
         self.events.append(self.lanes.on_host("cpu_op", names.op, start, end, args))
@@ -179,8 +183,8 @@ class HostThread:
         """``cudaEventSynchronize``, bound to the op that ended last."""
         assert wait.end is not None
         start, self.now = self.now, nanoseconds(wait.end)
-        if not wait.ops:
-            return
+        if not wait.ops or wait.ops[-1].stream == CPU:
+            return  # the CPU thread does that work itself
         label = self._frames.labels.rate_limiter
         if label is not None and wait.cause == "rate_limiter":
             args = {"unit": wait.unit}
@@ -198,6 +202,13 @@ class HostThread:
         args = self._op_args(next(self._externals), work.unit)
         name = f"{work.cause} (CPU)"
         self.events.append(self.lanes.on_host("cpu_op", name, start, self.now, args))
+
+    def _work_beside(self, op: Op) -> None:
+        if op.start is not None and op.end is not None:
+            args = self._op_args(next(self._externals), op.unit) | {"phase": op.phase}
+            start, end = nanoseconds(op.start), nanoseconds(op.end)
+            name = f"{op.name} (CPU)"
+            self.events.append(self.lanes.on_workers("cpu_op", name, start, end, args))
 
     def _synchronize(self) -> None:
         """The profiler stops when the device is idle."""
@@ -235,6 +246,12 @@ class HostThread:
         if nbytes:  # a tensor without elements has no memory
             self.events.append(device.memory_instant(samples[index], nbytes, self.lanes, index))
         self._samples += 1
+
+
+def _launch_call(op: Op) -> str:
+    if op.kind in TRANSFERS:
+        return "cudaMemcpyAsync"
+    return "cudaLaunchKernel" if op.collective is None else "cudaLaunchKernelExC"
 
 
 def _shares(start: int, end: int, calls: int) -> list[int]:

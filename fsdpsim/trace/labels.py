@@ -88,6 +88,9 @@ LABELS = {
     "fsdp2": FSDP2,
     "ddp": Labels(forward="DistributedDataParallel.forward"),
     "textbook": Labels(),
+    "zero1": Labels(),
+    "zero2": Labels(),
+    "zero_offload": Labels(),
 }
 
 #: torch's classes of the scenario's optimizers, as ``Optimizer.step#AdamW.step`` names them.

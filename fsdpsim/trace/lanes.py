@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fsdpsim.engine import Op, Step
+from fsdpsim.engine import CPU, Op, Step
 
 #: One event of a Chrome trace.
 Event = dict[str, Any]
@@ -20,6 +20,7 @@ Event = dict[str, Any]
 STREAM_IDS = {
     "compute": 7,
     "communication": 20,
+    "h2d": 20,
     "pre_unshard": 20,
     "all_gather_copy_in": 20,
     "unshard": 24,
@@ -27,11 +28,14 @@ STREAM_IDS = {
     "post_backward": 28,
     "reduce_scatter": 28,
     "all_reduce": 32,
+    "d2h": 32,
 }
 #: Kineto's lane of what is on no stream: device and event synchronisation.
 NO_STREAM = -1
 #: The CPU process of rank 0. GPU processes have the device's number, so this must be larger.
 HOST_PID = 1000
+#: How far the number of the CPUs' worker threads lies above that of the CPU thread.
+WORKERS = 100_000
 #: Kineto's sort index of a GPU process is this plus the device's number.
 GPU_SORT_INDEX = 5_000_000
 CONTEXT = 1
@@ -44,7 +48,8 @@ def nanoseconds(seconds: float) -> int:
 
 def stream_ids(steps: Iterable[Step]) -> dict[str, int]:
     """The number of every stream that has ops, in order of the numbers."""
-    names = dict.fromkeys(step.stream for step in steps if type(step) is Op)
+    found = dict.fromkeys(step.stream for step in steps if type(step) is Op)
+    names = [name for name in found if name != CPU]
     unknown = [name for name in names if name not in STREAM_IDS]
     after = max(STREAM_IDS.values()) + 4
     ids = STREAM_IDS | {name: after + 4 * i for i, name in enumerate(unknown)}
@@ -63,6 +68,17 @@ class Lanes:
     def host(self) -> int:
         """Process and thread number of the CPU thread: that of a process's main thread."""
         return HOST_PID + self.rank
+
+    @property
+    def workers(self) -> int:
+        """Thread number of what the CPUs do beside the CPU thread."""
+        return self.host + WORKERS
+
+    def on_workers(
+        self, category: str, name: str, start: int, end: int, args: dict[str, Any]
+    ) -> Event:
+        """A slice of the CPUs' work beside the CPU thread; times in nanoseconds."""
+        return _slice(category, name, self.host, self.workers, start, end, args)
 
     def on_host(
         self, category: str, name: str, start: int, end: int, args: dict[str, Any]
