@@ -13,6 +13,7 @@ two steps in host memory.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from fsdpsim.engine import CPU, Op
@@ -24,6 +25,10 @@ from fsdpsim.schedules.buckets import Bucket
 from fsdpsim.schedules.offload import Offload
 from fsdpsim.schedules.zero import REDUCE, ZeroRuntime
 from fsdpsim.workload import Unit, nbytes
+
+#: Buckets that may be on their way to the host: DeepSpeed has two buffers (``ipg_buffer``) and lets
+#: the CPU thread wait before it fills one again.
+BUFFERS = 2
 
 #: Streams of the two directions: each keeps one of the GPU's copy engines busy.
 D2H, H2D = "d2h", "h2d"
@@ -41,6 +46,8 @@ class ZeroOffloadRuntime(ZeroRuntime):
         self.numel = sum(bucket.numel for bucket in self.buckets)
         self.on_cpu: set[Bucket] = set()
         """Buckets of which earlier micro-batches have left gradients in host memory."""
+        self.copies: deque[Op] = deque()
+        """The buffers' latest copies to the host, oldest first."""
         self.has_delayed_gradients = False
         self.updates: dict[Bucket, Op] = {}
         """The CPUs' updates whose result is not on the GPU yet."""
@@ -84,6 +91,8 @@ class ZeroOffloadRuntime(ZeroRuntime):
 
     def _reduce(self, bucket: Bucket) -> None:
         """The gradients' way down; delayed: new parameters come up where the old ones were."""
+        if len(self.copies) == BUFFERS:
+            self.program.synchronize((self.copies.popleft(),), cause="offload")
         super()._reduce(bucket)
         if self.is_last and bucket in self.updates:
             self.program.wait_event(H2D, (self.updates.pop(bucket),))
@@ -100,7 +109,7 @@ class ZeroOffloadRuntime(ZeroRuntime):
         self.on_cpu.add(bucket)
         program.wait_stream(D2H, REDUCE)
         with program.on_stream(D2H):
-            self.offload.d2h(shard.nbytes)
+            self.copies.append(self.offload.d2h(shard.nbytes))
         program.free(shard, D2H)
 
     def _add_from_host(self, shard: Buffer) -> None:
@@ -121,8 +130,6 @@ class ZeroOffloadRuntime(ZeroRuntime):
         self.on_cpu.clear()
         if self.delayed:
             self.has_delayed_gradients = True
-            for bucket in reversed(self.buckets):
-                self._all_gather(bucket, H2D)
             return
         # The gradients' norm, or a single infinity among them, decides about all parameters.
         self.program.synchronize(self.program.record_event(D2H), cause="offload")
@@ -130,10 +137,9 @@ class ZeroOffloadRuntime(ZeroRuntime):
             with self.program.for_unit(bucket.unit):
                 self.offload.run_and_wait("optimizer_step", self._update_seconds(bucket))
             self._upload(bucket)
-            self._all_gather(bucket, H2D)
 
     def _upload(self, bucket: Bucket) -> None:
-        """Overwrite this rank's part on the GPU, which must have no more use for the old one."""
+        """Overwrite the parameters on the GPU, which must have no more use for the old ones."""
         program = self.program
         with program.for_unit(bucket.unit):
             program.wait_stream(H2D, COMPUTE)
@@ -141,3 +147,4 @@ class ZeroOffloadRuntime(ZeroRuntime):
                 self.offload.h2d(
                     nbytes(self._padded(bucket.numel) // self.shard_factor, self.dtype)
                 )
+        self._all_gather(bucket, H2D)
