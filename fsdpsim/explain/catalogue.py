@@ -215,6 +215,25 @@ IDEAS = (
         only_for_oom=True,
     ),
     Idea(
+        what="CPU offload",
+        runtimes=("fsdp1",),
+        alternatives=each("fsdp.cpu_offload", True),
+        needs="hardware",
+        only_for_oom=True,
+    ),
+    Idea(
+        what="CPU offload",
+        runtimes=("fsdp2",),
+        alternatives=each("fsdp.offload_policy", "cpu"),
+        needs="hardware",
+        only_for_oom=True,
+    ),
+    Idea(
+        what="pinned memory",
+        runtimes=("fsdp2", "zero_offload"),
+        alternatives=each("fsdp.pin_memory", True),
+    ),
+    Idea(
         what="gradients in the buckets",
         runtimes=("ddp",),
         alternatives=each("fsdp.gradient_as_bucket_view", True),

@@ -169,7 +169,8 @@ def _freed_by_forward(unit: Unit, scenario: Scenario) -> bool:
 
 
 def _all_gather_seconds(unit: Unit, scenario: Scenario, costs: Costs) -> float:
-    dtype = scenario.param_dtype or unit.params[0].dtype
+    quantised = getattr(scenario.fsdp, "all_gather_dtype", None)
+    dtype = quantised or scenario.param_dtype or unit.params[0].dtype
     return costs.collective(
         "all_gather", nbytes(_padded(unit, scenario), dtype), dtype, "shard", unit.name
     )
