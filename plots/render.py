@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from fsdpsim.files import make_directory, write_with
 from fsdpsim.plots import comparison, exposed, timeline, write_figure
+from fsdpsim.plots.sweep import sweep_figures
 from fsdpsim.result import Result
 from fsdpsim.scenario import load
 from fsdpsim.simulate import simulate
@@ -46,6 +47,15 @@ PICTURES = {
 }
 
 
+#: Sweeps: file -> (scenario, which of its pictures). They take longer than all others together.
+SWEEPS = {
+    "sweep_unit_size_13b.png": ("sweep_unit_size_13b", "sweep"),
+    "sweep_unit_size_13b_pareto.png": ("sweep_unit_size_13b", "pareto"),
+    "sweep_message_size.png": ("sweep_message_size", "sweep"),
+    "sweep_hybrid_8x8.png": ("sweep_hybrid_8x8", "sweep"),
+}
+
+
 def render(folder: Path) -> list[Path]:
     """Draw all figures into ``folder``; returns their paths."""
     make_directory(folder)
@@ -59,6 +69,17 @@ def _render(path: Path, picture: Picture) -> Path:
     return path
 
 
+def render_sweeps(folder: Path) -> list[Path]:
+    """Run the sweeps and draw their figures into ``folder``; returns their paths."""
+    make_directory(folder)
+    names = dict.fromkeys(name for name, _ in SWEEPS.values())
+    figures = {name: sweep_figures(load(SCENARIOS / f"{name}.toml")) for name in names}
+    for file, (name, kind) in SWEEPS.items():
+        write_with(folder / file, partial(write_figure, figures[name][kind]))
+    return [folder / file for file in SWEEPS]
+
+
 if __name__ == "__main__":
-    for drawn in render(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE):
+    place = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE
+    for drawn in (*render(place), *render_sweeps(place)):
         print(drawn)

@@ -44,6 +44,9 @@ GIB = 2**30
 #: More values than this along one axis are too narrow to label.
 MAX_VALUES = 40
 
+#: So many points can each have its name beside it.
+MAX_NAMED = 12
+
 TIME = (
     Key("computing", KINDS["forward"].colour),
     Key("exposed communication", KINDS["all_gather"].colour),
@@ -224,9 +227,10 @@ def _draw_memory(axes: Axes, bars: Sequence[Bar], grid: Grid) -> None:
             look = TOO_LARGE
             edge = CAPACITY[0]
             axes.bar(x, reserved, 0.72, color=look.colour, hatch=look.hatch, edgecolor=edge, lw=0)
-        if bar.floor:
-            ends = (x - 0.36, x + 0.36)
-            axes.plot(ends, (min(bar.floor / GIB, 1.1 * highest),) * 2, color=INK, lw=FLOOR.width)
+        if bar.floor and bar.floor > 1.1 * GIB * highest:
+            _label(axes, x, reserved / 2, f"needs {show_bytes(bar.floor)}\nat least", len(bars))
+        elif bar.floor:
+            axes.plot((x - 0.36, x + 0.36), (bar.floor / GIB,) * 2, color=INK, lw=FLOOR.width)
     if grid.scenario.hardware is not None:
         limit = grid.scenario.hardware.memory / GIB
         if limit < 1.5 * highest:
@@ -286,8 +290,8 @@ def _draw_pareto(grid: Grid, rows: Sequence[Row], front: list[Row], lost: int) -
     ]
     sheet = Sheet()
     sheet.title(f"{grid.scenario.title or grid.scenario.name}: time against memory")
-    lost_words = f"  ·  {lost} more points run out of memory" if lost else ""
-    sheet.note(f"{_subtitle(grid)}  ·  {len(rows)} points that fit{lost_words}")
+    lost_words = f"; {lost} not shown: out of memory" if lost else ""
+    sheet.note(f"{_subtitle(grid)}  ·  {len(rows):,} points that fit{lost_words}")
     legend_at = sheet.skip(legend_room(keys))
     sheet.skip(0.1)
     panel = sheet.panel(4.2)
@@ -310,15 +314,30 @@ def _scatter(axes: Axes, grid: Grid, rows: Sequence[Row], front: list[Row]) -> N
     x, y = [place[0] for place in best], [place[1] for place in best]
     axes.step(x, y, where="post", color=KINDS["reduce_scatter"].colour, lw=0.8)
     axes.scatter(x, y, s=22, color=KINDS["reduce_scatter"].colour, lw=0, zorder=3)
-    varied = [key for key in grid.keys if len({json.dumps(r.settings[key]) for r in front}) > 1]
-    for place, row in zip(best, front, strict=True):
-        if len(front) <= 12:
-            text = ", ".join(value_label(row.settings[key]) for key in varied[:3])
-            axes.annotate(text, place, (4, 3), textcoords="offset points", size=SMALL_SIZE)
+    named = rows if len(rows) <= MAX_NAMED else front[:MAX_NAMED]
+    _name(axes, grid, named, list(_places(named, name, seconds)))
+    times = [x for x, _ in (*others, *best)]
+    if max(times) > 20 * min(times) > 0:
+        axes.set_xscale("log")
     axes.set_xlabel(unit)
     axes.set_ylabel("peak reserved memory (GiB)")
     axes.set_ylim(bottom=0)
     axes.grid(True)
+
+
+def _name(
+    axes: Axes, grid: Grid, rows: Sequence[Row], places: Sequence[tuple[float, float]]
+) -> None:
+    """Write what sets each point apart beside it, inside the axes."""
+    texts = [[json.dumps(row.settings[key], default=str) for row in rows] for key in grid.keys]
+    varied = [key for key, own in zip(grid.keys, texts, strict=True) if len(set(own)) > 1][:3]
+    middle = sum(axes.get_xlim()) / 2
+    for row, place in zip(rows, places, strict=True):
+        text = ", ".join(value_label(row.settings[key]) for key in varied)
+        side = ("right", -4) if place[0] > middle else ("left", 4)
+        axes.annotate(
+            text, place, (side[1], 4), textcoords="offset points", ha=side[0], size=SMALL_SIZE
+        )
 
 
 def _axis_of(rows: Sequence[Row], name: str) -> tuple[str, float]:

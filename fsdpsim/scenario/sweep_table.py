@@ -242,10 +242,15 @@ def _known(inside: Iterable[Any]) -> list[str]:
 
 def _unknown(key: str, part: str, inside: Iterable[Any], runtime: type[BaseModel] | None) -> str:
     known = _known(inside)
-    if runtime is not None and (hint := other_runtime(part, runtime.__name__.lower())):
+    if runtime is not None and (hint := other_runtime(part, _name_of(runtime))):
         return f"{key} {hint}"
     if not known:
         return f"{key} is not a key: {part!r} would lie inside a plain value"
     near = difflib.get_close_matches(part, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
     return f"{key}: unknown key {part!r}; {hint}"
+
+
+def _name_of(runtime: type[BaseModel]) -> str:
+    """What ``fsdp.runtime`` says for this table."""
+    return str(get_args(runtime.model_fields["runtime"].annotation)[0])

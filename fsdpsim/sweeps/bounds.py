@@ -2,7 +2,7 @@
 
 A search may skip what cannot win by these, so they must never exceed what a simulation gives.
 
-[Note: Time bound] The step is the time between the ends of two iterations' work. Every runtime ends
+[Note: Time bound] The step is the time between the ends of two iterations' work. These runtimes end
 an iteration by making the compute stream wait for all of its communication (FSDP's final callbacks,
 DDP's ``finalize_backward``), and an iteration's first kernel or gather queues behind that. So all
 kernels of the last iteration lie within the step, one after the other on the compute stream, and so
@@ -13,7 +13,7 @@ the optimizer only add to it. The lecture's runtime has no such order between an
 and the next gather: its collectives count for a single iteration only.
 
 [Note: Memory bound] What is allocated depends on the host's order alone, not on time. Bytes that
-are alive together in every runtime: the sharded parameters, the optimizer's state from the first
+are alive together in these runtimes: the sharded parameters, the optimizer's state from the first
 step on, and
 
 * in the forward of part i: what parts 1 to i keep for backward, and the unit of i, unsharded;
@@ -36,6 +36,9 @@ from fsdpsim.scenario.schema import strategy_of
 from fsdpsim.sharding import flat_parameter, per_parameter
 from fsdpsim.simulate import build_optimizer
 from fsdpsim.workload import DTYPE_BYTES, Kernel, Param, Part, Unit, Workload, nbytes
+
+#: Runtimes that the notes speak of; of others nothing is known, and their bounds are zero.
+BOUNDED = (Textbook, Ddp, Fsdp1, Fsdp2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +63,7 @@ def lower_bounds(scenario: Scenario, workload: Workload, costs: Costs) -> LowerB
     training = scenario.training
     forwards = training.gradient_accumulation_steps * training.forwards_per_backward
     tokens = workload.tokens * forwards
-    if _offloads(scenario):
-        # Host memory holds what is resident below, and CPUs work where the GPU would wait.
+    if not isinstance(scenario.fsdp, BOUNDED) or _offloads(scenario):
         return LowerBounds(step_time=0.0, peak_bytes=0.0, tokens=tokens)
     calls = list(_calls(scenario, workload))
     compute = forwards * sum(_compute_seconds(call, costs) for call in calls)
@@ -76,7 +78,7 @@ def lower_bounds(scenario: Scenario, workload: Workload, costs: Costs) -> LowerB
 
 
 def _offloads(scenario: Scenario) -> bool:
-    """Whether anything that the bounds count may lie in host memory."""
+    """Whether host memory may hold what the notes count, and CPUs work where the GPU would wait."""
     tables = (scenario.fsdp, scenario.training)
     return any(
         "offload" in key and getattr(table, key)

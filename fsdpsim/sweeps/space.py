@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fsdpsim.scenario import Scenario
-from fsdpsim.scenario.runtimes import Ddp, Fsdp1, Fsdp2
+from fsdpsim.scenario.runtimes import Ddp, Fsdp1, Fsdp2, Textbook
 from fsdpsim.scenario.sweep_table import Axis
 
 GRANULARITY = "training.granularity"
@@ -31,7 +31,7 @@ def _default_axes(scenario: Scenario) -> Iterator[Axis]:
     if scenario.model is not None:
         if "granularity" not in scenario.training.model_fields_set:
             yield _axis(GRANULARITY, ("units",))
-        if not isinstance(fsdp, Ddp):
+        if "unit" in type(fsdp).model_fields:
             yield _axis("fsdp.unit", _unit_sizes(scenario.model.num_hidden_layers))
         yield _axis("training.micro_batch_size", MICRO_BATCHES)
         yield _axis("training.activation_checkpointing", ("none", "selective", "full"))
@@ -44,8 +44,10 @@ def _default_axes(scenario: Scenario) -> Iterator[Axis]:
     elif isinstance(fsdp, Ddp):
         yield _axis("fsdp.bucket_cap_mb", (25, 100, 400))
         yield _axis("fsdp.gradient_as_bucket_view", (True, False))
-    else:
+    elif isinstance(fsdp, Textbook):
         yield from _textbook_axes()
+    else:  # ZeRO's stages
+        yield _axis("fsdp.reduce_bucket_size", (50_000_000, 500_000_000))
 
 
 def _axis(key: str, values: tuple[Any, ...]) -> Axis:

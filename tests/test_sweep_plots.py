@@ -1,0 +1,139 @@
+"""Pictures of sweeps: bars are the figures of the rows, the front is the front."""
+
+from __future__ import annotations
+
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.patches import Rectangle
+
+from fsdpsim.plots.style import write_figure
+from fsdpsim.plots.sweep import bar_of, choice_figure, pareto_figure, sweep_figures, value_label
+from fsdpsim.scenario import load
+from fsdpsim.sweeps import Grid, Row, sweep
+
+ROOT = Path(__file__).parent.parent
+
+TABLES: dict[str, Any] = {
+    "title": "F",
+    "workload": {"units": 4, "parameters": 3_000_000, "forward": "2 ms", "backward": "4 ms"},
+    "training": {"iterations": 2},
+    "fsdp": {"runtime": "fsdp2"},
+    "hardware": {"nodes": 2, "gpus_per_node": 4, "memory": "2.27 GB"},
+    "sweep": {"fsdp.sharding_factor": [1, 2, 3, 4, 8]},
+}
+
+
+@pytest.fixture(scope="module")
+def grid() -> Grid:
+    return Grid(load(TABLES))
+
+
+@pytest.fixture(scope="module")
+def rows(grid: Grid) -> list[Row]:
+    return [row for row in sweep(grid.scenario) if row.status in ("ok", "oom")]
+
+
+def heights(axes: Any) -> dict[int, float]:
+    """Top of the highest bar at each position."""
+    found: dict[int, float] = {}
+    for patch in axes.patches:
+        assert isinstance(patch, Rectangle)
+        x = round(patch.get_x() + patch.get_width() / 2)
+        found[x] = max(found.get(x, 0.0), patch.get_y() + patch.get_height())
+    return found
+
+
+def test_bars_are_step_times_and_peaks(grid: Grid, rows: list[Row]) -> None:
+    figure = choice_figure(grid, rows)
+    assert figure is not None
+    time, memory, calls = figure.axes
+    assert [row.status for row in rows] == ["ok", "oom", "ok", "ok"]
+    for x, row in enumerate(rows):
+        assert heights(memory)[x] == row.figures["peak_reserved_bytes"] / 2**30
+        if row.status == "ok":
+            assert heights(time)[x] == pytest.approx(row.figures["step_time_s"] * 1e3)
+            count = sum(c["count"] for c in row.figures["collectives"].values())
+            assert heights(calls)[x] == count
+    assert time.get_ylabel() == "step time (ms)"
+    texts = [text.get_text() for text in time.texts]
+    assert texts.count("does not fit") == 1
+
+
+def test_a_bar_has_the_three_parts_of_the_step(grid: Grid, rows: list[Row]) -> None:
+    for row in rows:
+        bar = bar_of(grid, row)
+        if bar.fits:
+            assert sum(bar.parts) == pytest.approx(row.figures["step_time_s"])
+            assert min(bar.parts) >= 0
+            assert bar.floor is not None
+            assert 0 < bar.floor <= bar.allocated
+
+
+def test_the_front_is_drawn_over_the_others(grid: Grid, rows: list[Row]) -> None:
+    figure = pareto_figure(grid, rows)
+    assert figure is not None
+    (axes,) = figure.axes
+    others, front = (collection.get_offsets() for collection in axes.collections)
+    assert len(others) + len(front) == 3
+    memory = sorted(
+        row.figures["peak_reserved_bytes"] / 2**30 for row in rows if row.status == "ok"
+    )
+    assert min(y for _, y in front) == memory[0]
+
+
+def test_no_picture_where_there_is_nothing_to_show(rows: list[Row]) -> None:
+    two = {**TABLES, "sweep": {"fsdp.sharding_factor": [4, 8], "fsdp.forward_prefetch": [0, 1]}}
+    grid = Grid(load(two))
+    assert choice_figure(grid, rows) is None
+    assert pareto_figure(grid, rows[:1]) is None
+    durations = {
+        "workload": {"units": 2, "forward": 1.0, "all_gather": 1.0, "reduce_scatter": 1.0},
+        "fsdp": {"runtime": "textbook"},
+        "sweep": {"fsdp.limit_all_gathers": [1, 2]},
+    }
+    assert set(sweep_figures(load(durations))) == {"sweep"}
+
+
+@pytest.mark.parametrize(
+    ("value", "label"),
+    [
+        ({"blocks": 8}, "8 blocks"),
+        (1_048_576, "1,048,576"),
+        (True, "true"),
+        ("block", "block"),
+        (["layers.*.mlp", "layers.*.attention"], '["layers.*.mlp", …'),
+    ],
+)
+def test_labels_are_short(value: Any, label: str) -> None:
+    assert value_label(value) == label
+
+
+def test_the_same_sweep_gives_the_same_bytes(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{i}.png" for i in range(2)]
+    for path in paths:
+        write_figure(sweep_figures(load(TABLES))["sweep"], path)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_figures_of_the_shipped_sweeps_are_there() -> None:
+    spec = util.spec_from_file_location("render", ROOT / "plots" / "render.py")
+    assert spec is not None
+    assert spec.loader is not None
+    render = util.module_from_spec(spec)
+    spec.loader.exec_module(render)
+    assert set(render.SWEEPS) <= {path.name for path in (ROOT / "plots").iterdir()}
+
+
+@pytest.mark.slow
+def test_figures_of_the_shipped_sweeps_are_drawn(tmp_path: Path) -> None:
+    spec = util.spec_from_file_location("render", ROOT / "plots" / "render.py")
+    assert spec is not None
+    assert spec.loader is not None
+    render = util.module_from_spec(spec)
+    spec.loader.exec_module(render)
+    paths = render.render_sweeps(tmp_path)
+    assert [path.name for path in paths] == list(render.SWEEPS)
+    assert all(path.stat().st_size > 10_000 for path in paths)
