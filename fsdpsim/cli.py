@@ -21,6 +21,7 @@ COMMANDS = (
     "run",
     "check",
     "plot",
+    "report",
     "order",
     "explain",
     "compare",
@@ -30,6 +31,7 @@ COMMANDS = (
     "trace",
     "snapshot",
     "replay",
+    "validate",
 )
 
 
