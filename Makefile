@@ -22,6 +22,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: $(INSTALLED)  ## simulate a scenario and draw its chart
 	$(BIN)/fsdpsim run scenarios/$(DEMO).toml
+	mkdir -p demo
+	$(BIN)/fsdpsim plot scenarios/$(DEMO).toml -o demo/$(DEMO).png
 
 test: $(INSTALLED)  ## the test suite
 	$(BIN)/pytest

@@ -1,4 +1,4 @@
-"""Small FSDP scenarios of given durations: layers 1 to L and a root that holds embedding and head."""
+"""Small FSDP scenarios of given durations: layers 1 to L, a root with embedding and head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recordings of real FSDP runs as scenarios: what each recorded setting is in the scenario language."""
+"""Recordings of real FSDP runs as scenarios: each recorded setting in the scenario language."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The ten acceptance checks of the runtime's specification (section 9.4), one test or more for each."""
+"""The ten acceptance checks of the runtime's specification (section 9.4), by number."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -213,7 +214,7 @@ def test_02_communicators_run_in_issue_order(runtime: str) -> None:
             by_communicator[op.communicator].append(op)
     assert set(by_communicator) == {"shard", "replicate"}
     for ops in by_communicator.values():
-        assert all(a.end <= b.start for a, b in zip(ops, ops[1:], strict=False))
+        assert all(a.end <= b.start for a, b in pairwise(ops))
 
 
 # ---- 3. What backward prefetch buys in FSDP1.
@@ -228,7 +229,7 @@ def test_03_none_exposes_both_collectives() -> None:
 
 @pytest.mark.parametrize("launch", [0.0, 5.0])
 def test_03_post_issues_the_gather_after_the_backward(launch: float) -> None:
-    """No stream waits for the backward (see golden_sync): a CPU that runs ahead still overlaps it."""
+    """No stream waits for the backward (see golden_sync): a CPU that is ahead still overlaps."""
     fsdp, work = {"backward_prefetch": "BACKWARD_POST"}, {"kernel_launch": launch}
     time = Timeline(run("fsdp1", 6, fsdp=fsdp, workload=work))
     for i in range(2, 7):

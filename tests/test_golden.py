@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from recordings import simulated_order, program_of, read_recording, recorded_order, scenario_of
+from recordings import program_of, read_recording, recorded_order, scenario_of, simulated_order
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

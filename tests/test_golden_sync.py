@@ -35,7 +35,8 @@ class Replay:
         self.iteration = 0
 
     def run(self) -> list[Span]:
-        for self.iteration, events in enumerate(self.recording["iterations"]):
+        for iteration, events in enumerate(self.recording["iterations"]):
+            self.iteration = iteration
             for event in events:
                 handler = getattr(self, f"on_{event['event']}", None)
                 if handler is not None:

@@ -450,6 +450,11 @@ def test_cross_entropy_peaks_at_12_bytes_per_logit() -> None:
     assert loss_memory(dtype="float32") == (4, 8)
 
 
+def test_logits_that_the_training_loop_keeps_add_4_bytes_each_to_the_peak() -> None:
+    assert loss_memory(keep_logits=True) == (8, 8)
+    assert loss_memory(keep_logits=True, compile=True) == (8, 8)
+
+
 def test_chunks_bound_the_temporaries_and_compilation_removes_them() -> None:
     assert loss_memory(chunked_loss=8) == (4, 1)
     saved, peak = loss_memory(compile_loss=True)
@@ -593,6 +598,8 @@ def test_units_smaller_than_a_block_share_its_checkpoint() -> None:
         ({"activation_checkpointing": {"fraction": 1.5}}, "not known"),
         ({"activation_checkpointing": {"each": 2}}, "not known"),
         ({"chunked_loss": 2, "compile_loss": True}, "one piece"),
+        ({"chunked_loss": 2, "keep_logits": True}, "keep_logits is for an eager loss"),
+        ({"compile_loss": True, "keep_logits": True}, "keep_logits is for an eager loss"),
     ],
 )
 def test_faults_are_named(options: dict[str, Any], message: str) -> None:

@@ -83,6 +83,9 @@ PSI = sum(unit.numel for unit in ALL["DDP ddp"].workload.units)
 def test_every_strategy_with_a_runtime_is_run() -> None:
     assert list(ALL) == [
         "DDP ddp",
+        "ZeRO-1 zero1",
+        "ZeRO-1 by all-reduce zero1",
+        "ZeRO-2/SHARD_GRAD_OP zero2",
         "ZeRO-2/SHARD_GRAD_OP fsdp1",
         "ZeRO-2/SHARD_GRAD_OP fsdp2",
         "ZeRO-3/FULL_SHARD fsdp1",
@@ -132,6 +135,79 @@ def test_ddp_with_bucket_views_holds_what_the_formula_says() -> None:
     own = scenario(fsdp={"runtime": "ddp", "gradient_as_bucket_view": True})
     held = held_comparison(next(iter(runs(own))), PAPER)
     assert held.simulated == held.formula == 16 * PSI
+
+
+def zero_scenario(**changes: Any) -> Scenario:
+    """No padding anywhere, 16-bit gradients: what the paper counts."""
+    units = [{"name": f"blocks.{i}", "params": [{"shape": [64, 8]}]} for i in range(4)]
+    training = {"param_dtype": "bfloat16", "reduce_dtype": "bfloat16"} | changes
+    times = dict.fromkeys(("forward", "backward"), "1 ms")
+    return load(
+        {
+            "workload": {"units": units, **times},
+            "training": training,
+            "fsdp": {"runtime": "zero2"},
+            "hardware": {"nodes": 2, "gpus_per_node": 4},
+        }
+    )
+
+
+ZERO_ROWS = ("ZeRO-1", "ZeRO-1 by all-reduce", "ZeRO-2/SHARD_GRAD_OP")
+
+
+@pytest.mark.parametrize(("name", "volume"), zip(ZERO_ROWS, (2, 3, 2), strict=True))
+def test_zero_holds_and_sends_what_its_formulas_say(name: str, volume: int) -> None:
+    psi, rows = (
+        4 * 512,
+        {(r.strategy.name, r.scenario.fsdp.runtime): r for r in runs(zero_scenario())},
+    )
+    run = rows[name, "zero2" if "ZeRO-2" in name else "zero1"]
+    held, sent = held_comparison(run, PAPER), sent_comparison(run)
+    assert sent.simulated == sent.formula == volume * Fraction(7, 8) * 2 * psi
+    assert held.simulated == Fraction(2 * psi) + Fraction(14 * psi, 8)
+    # Stage 1 has reduced its whole gradients by the time the optimizer steps.
+    stage_1 = {"reduced": 2 * psi / 8 - 2 * psi} if volume == 3 or name == "ZeRO-1" else {}
+    assert of(held) == stage_1
+    assert held.formula == held.simulated - sum(map(Fraction, stage_1.values()))
+
+
+def test_zero_reduces_per_micro_batch_from_stage_2_on() -> None:
+    found = {r.runtime: r for r in runs(zero_scenario(gradient_accumulation_steps=3))}
+    psi = 4 * 512
+    assert found["zero2"].sent_total == (3 + 1) * Fraction(7, 8) * 2 * psi
+    for name in ("zero1", "zero2"):
+        assert unexplained(sent_comparison(found[name])) == 0
+
+
+@pytest.mark.parametrize(
+    ("runtime", "option"), [("fsdp1", {"cpu_offload": True}), ("fsdp2", {"offload_policy": "cpu"})]
+)
+def test_what_is_offloaded_is_not_held(runtime: str, option: dict[str, Any]) -> None:
+    own = scenario(fsdp={"runtime": runtime, **option})
+    run = of_runtime(own, "ZeRO-3/FULL_SHARD", runtime)
+    held, without = (
+        held_comparison(run, PAPER),
+        held_comparison(ALL[f"ZeRO-3/FULL_SHARD {runtime}"], PAPER),
+    )
+    assert held.simulated == 0 and unexplained(held) == 0
+    assert of(held)["offload"] == -float(without.simulated)
+    assert (
+        sent_comparison(run).simulated
+        == sent_comparison(ALL[f"ZeRO-3/FULL_SHARD {runtime}"]).simulated
+    )
+
+
+@pytest.mark.parametrize("runtime", ["fsdp1", "fsdp2"])
+def test_int8_halves_what_is_gathered(runtime: str) -> None:
+    run = of_runtime(
+        scenario(fsdp={"runtime": runtime, "all_gather_dtype": "int8"}),
+        "ZeRO-3/FULL_SHARD",
+        runtime,
+    )
+    plain = ALL[f"ZeRO-3/FULL_SHARD {runtime}"]
+    assert run.sent["all_gather"] == plain.sent["all_gather"] / 2
+    assert run.sent["reduce_scatter"] == plain.sent["reduce_scatter"]
+    assert unexplained(sent_comparison(run)) == 0
 
 
 def test_full_sharding_pads_and_keeps_the_root() -> None:

@@ -1,4 +1,4 @@
-"""The rate limiter's three faces, from one mechanism, and what its limit of two means in PyTorch."""
+"""The rate limiter's three faces, from one mechanism, and what a limit of two means in PyTorch."""
 
 from __future__ import annotations
 
