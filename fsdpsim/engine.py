@@ -1,8 +1,8 @@
 """The discrete-event engine: one host thread, streams and communicators on SimPy.
 
-A host runs a list of steps in order. An :class:`Op` step pays its launch cost and is enqueued on its
-stream; a :class:`HostWait` step blocks the host; any other step is an action taken at that moment of
-host time (memory, marks). Without contention an op starts at
+A host runs a list of steps in order. An :class:`Op` step pays its launch cost and is enqueued on
+its stream; a :class:`HostWait` step blocks the host; any other step is an action taken at that
+moment of host time (memory, marks). Without contention an op starts at
 
     start = max(issued, stream free, communicator free, dependencies done)
 
@@ -154,7 +154,7 @@ Step = Op | HostWait | Action
 
 
 class Timer(simpy.Event):
-    """A triggered event that is scheduled again and again: half the cost of a new Timeout per op."""
+    """A triggered event that is scheduled again and again: half the cost of a Timeout per op."""
 
     def __init__(self, env: simpy.Environment, *callbacks: Callable[[simpy.Event], None]) -> None:
         super().__init__(env)
@@ -172,7 +172,8 @@ class Timer(simpy.Event):
 class Stream:
     """A FIFO of ops that run one at a time.
 
-    Callbacks on one timer rather than a generator: exactly one SimPy event per op, the least there is.
+    Callbacks on one timer rather than a generator: exactly one SimPy event per op,
+    the least there is.
     """
 
     def __init__(

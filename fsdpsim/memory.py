@@ -146,8 +146,8 @@ class Stall:
 class MemoryEvent(NamedTuple):
     """One event of a torch memory snapshot (see :mod:`fsdpsim.snapshot`).
 
-    ``time`` is host seconds; ``address``, ``size`` and ``stream`` are the allocator's; ``buffer`` is
-    what the host was allocating or freeing, which need not be the one at ``address``.
+    ``time`` is host seconds; ``address``, ``size`` and ``stream`` are the allocator's; ``buffer``
+    is what the host was allocating or freeing, which need not be the one at ``address``.
     """
 
     time: float
@@ -159,7 +159,7 @@ class MemoryEvent(NamedTuple):
 
 
 class PaidCall(NamedTuple):
-    """A driver call that a cache miss of ``buffer`` made, from ``start`` to ``end`` (host seconds)."""
+    """A driver call that a cache miss of ``buffer`` made, from ``start`` to ``end`` in host s."""
 
     call: DriverCall
     buffer: Buffer

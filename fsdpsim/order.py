@@ -14,8 +14,8 @@ Event = dict[str, Any]
 def host_order(program: Program, iteration: int) -> list[Event]:
     """Hooks, collectives, compute marks, frees and limiter waits of ``iteration``, in host order.
 
-    Each event has ``event`` and, where it belongs to one, ``unit``; collectives have ``bytes`` (full
-    size), ``shard_bytes``, ``dtype``, ``group`` (number of ranks) and ``stream``.
+    Each event has ``event`` and, where it belongs to one, ``unit``; collectives have ``bytes``
+    (full size), ``shard_bytes``, ``dtype``, ``group`` (number of ranks) and ``stream``.
     """
     return list(_events(program.steps, iteration))
 
@@ -44,7 +44,7 @@ def _collective(op: Op) -> Event:
 
 
 def describe(event: Event) -> str:
-    """One line: ``all_gather      layers.3  436.2 MB bfloat16 on unshard, prefetch by layers.4``."""
+    """One line: ``all_gather  layers.3  436.2 MB bfloat16 on unshard, prefetch by layers.4``."""
     name, unit = event["event"], event.get("unit", "")
     rest = {key: value for key, value in event.items() if key not in ("event", "unit")}
     return f"{name:<26} {unit:<16} {_details(rest)}".rstrip()

@@ -10,7 +10,7 @@ from fsdpsim.scenario import Scenario
 
 
 def resolved(scenario: Scenario) -> dict[str, Any]:
-    """The tables of ``scenario`` with defaults, in SI base units; keys that are None are left out."""
+    """The tables of ``scenario`` with defaults, in SI base units; without keys that are None."""
     tables = scenario.model_dump(mode="json", exclude_none=True)
     if scenario.hardware is None:
         tables.pop("hardware", None)

@@ -60,7 +60,7 @@ def flat_parameter(
 
 
 def per_parameter(params: Iterable[Param], factor: int) -> ShardedSize:
-    """FSDP2's dim-0 sharding over ``factor`` ranks: each parameter padded to ceil(d0 / factor) rows."""
+    """FSDP2's dim-0 sharding over ``factor`` ranks: each padded to ceil(d0 / factor) rows."""
     numel = padded = 0
     for param in params:
         numel += param.numel
@@ -69,6 +69,6 @@ def per_parameter(params: Iterable[Param], factor: int) -> ShardedSize:
 
 
 def padded_numel(param: Param, factor: int) -> int:
-    """Elements of one FSDP2 parameter with dim-0 padding on all ranks (a scalar counts as one row)."""
+    """Elements of one FSDP2 parameter with dim-0 padding on all ranks (a scalar is one row)."""
     rows = param.shape[0] if param.shape else 1
     return math.ceil(rows / factor) * factor * math.prod(param.shape[1:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _settings(overrides: Iterable[str]) -> dict[str, Any]:
+def _settings(overrides: Sequence[str]) -> dict[str, Any]:
     """The options of ``--set``, which may name keys of [allocator] only."""
     from fsdpsim.scenario import apply_overrides
 
