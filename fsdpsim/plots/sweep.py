@@ -331,10 +331,11 @@ def _name(
     """Write what sets each point apart beside it, inside the axes."""
     texts = [[json.dumps(row.settings[key], default=str) for row in rows] for key in grid.keys]
     varied = [key for key, own in zip(grid.keys, texts, strict=True) if len(set(own)) > 1][:3]
-    middle = sum(axes.get_xlim()) / 2
+    low, high = axes.get_xlim()
+    edge = low + 0.8 * (high - low)  # beyond it a name would leave the axes
     for row, place in zip(rows, places, strict=True):
         text = ", ".join(value_label(row.settings[key]) for key in varied)
-        side = ("right", -4) if place[0] > middle else ("left", 4)
+        side = ("right", -4) if place[0] > edge else ("left", 4)
         axes.annotate(
             text, place, (side[1], 4), textcoords="offset points", ha=side[0], size=SMALL_SIZE
         )
