@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,7 @@ class Scenario(Table):
     @property
     def device(self) -> Hardware:
         """The hardware, or the default one if the file has none."""
-        return self.hardware or Hardware.model_validate({})
+        return self.hardware or _default_hardware()
 
     @property
     def world_size(self) -> int:
@@ -228,6 +229,11 @@ class Scenario(Table):
         if isinstance(self.fsdp, Textbook):
             return 1
         return 4 if isinstance(self.fsdp, Fsdp1) and self.fsdp.forward_prefetch else 3
+
+
+@lru_cache
+def _default_hardware() -> Hardware:
+    return Hardware.model_validate({})
 
 
 def strategy_of(fsdp: Fsdp1, factor: int, world: int) -> str:
