@@ -155,7 +155,7 @@ def zero_scenario(**changes: Any) -> Scenario:
 ZERO_ROWS = ("ZeRO-1", "ZeRO-1 by all-reduce", "ZeRO-2/SHARD_GRAD_OP")
 
 
-@pytest.mark.parametrize(("name", "volume"), zip(ZERO_ROWS, (2, 3, 2), strict=True))
+@pytest.mark.parametrize(("name", "volume"), [*zip(ZERO_ROWS, (2, 3, 2), strict=True)])
 def test_zero_holds_and_sends_what_its_formulas_say(name: str, volume: int) -> None:
     psi, rows = (
         4 * 512,

@@ -16,15 +16,21 @@ from typing import Any, TypeVar
 from fsdpsim.collectives import PASSES
 from fsdpsim.engine import Op
 from fsdpsim.ledger.communication import hybrid_factors
-from fsdpsim.ledger.model_states import Strategy, ddp, hybrid_shard, zero
+from fsdpsim.ledger.model_states import (
+    Strategy,
+    ddp,
+    hybrid_shard,
+    zero,
+    zero_1_by_all_reduce,
+)
 from fsdpsim.memory import Buffer, Free, Malloc
 from fsdpsim.program import Mark, Program
 from fsdpsim.scenario import Scenario
-from fsdpsim.scenario.runtimes import Ddp, Fsdp1, Fsdp2, FsdpTable
+from fsdpsim.scenario.runtimes import Ddp, Fsdp1, Fsdp2, FsdpTable, Zero1, Zero2
 from fsdpsim.simulate import build_costs, build_workload, record
 from fsdpsim.workload import Workload
 
-T = TypeVar("T", Fsdp1, Fsdp2)
+T = TypeVar("T", Fsdp1, Fsdp2, Zero1)
 
 #: From the second on, an iteration finds the optimizer's state and FSDP1's forward order.
 ITERATIONS = 2
@@ -47,7 +53,7 @@ class Run:
 
     @property
     def runtime(self) -> str:
-        """ddp, fsdp1 or fsdp2."""
+        """ddp, zero1, zero2, fsdp1 or fsdp2."""
         return self.scenario.fsdp.runtime
 
     @property
@@ -87,10 +93,14 @@ def variants(scenario: Scenario) -> Iterator[tuple[Strategy, FsdpTable]]:
     """The strategies and the [fsdp] tables that run them; other keys are the scenario's."""
     world, factor = scenario.world_size, hybrid_factor(scenario)
     one, two = _base_fsdp1(scenario), _base_fsdp2(scenario)
-    own_ddp = scenario.fsdp if isinstance(scenario.fsdp, Ddp) else None
-    yield ddp(), own_ddp or Ddp(runtime="ddp", no_sync=True)
+    own = scenario.fsdp
+    yield ddp(), own if isinstance(own, Ddp) else Ddp(runtime="ddp", no_sync=True)
     if world == 1:
         return  # nothing to shard
+    first = own if isinstance(own, Zero1) else Zero1(runtime="zero1")
+    yield zero(1, world), _with(first, all_reduce=False)
+    yield zero_1_by_all_reduce(world), _with(first, all_reduce=True)
+    yield zero(2, world), own if isinstance(own, Zero2) else Zero2(runtime="zero2")
     yield zero(2, world), _with(one, sharding_strategy="SHARD_GRAD_OP", sharding_factor=world)
     kept = {"reshard_after_forward": False, "overrides": {}, "sharding_factor": world}
     yield zero(2, world), _with(two, **kept)
