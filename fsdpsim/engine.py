@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import simpy
+from simpy.events import NORMAL
 
 #: Stream of what the host's CPUs run beside its issue thread: no wait for the device waits for it.
 CPU = "cpu"
@@ -160,12 +162,12 @@ class Timer(simpy.Event):
         super().__init__(env)
         self._ok = True
         self._value = None
-        self._armed = callbacks
+        self._armed = list(callbacks)
 
     def arm(self, delay: float) -> Timer:
         """Trigger ``delay`` seconds from now."""
-        self.callbacks = [*self._armed]
-        self.env.schedule(self, delay=delay)
+        self.callbacks = self._armed.copy()
+        self.env.schedule(self, NORMAL, delay)
         return self
 
 
@@ -185,29 +187,26 @@ class Stream:
         self.queue: deque[Op] = deque()
         self.running: Op | None = None
         self.last: Op | None = None
-        self._blocked = False
-        self._timer = Timer(env, lambda _: self._finish())
+        self._idle = True
+        self._timer = Timer(env, self._finish)
 
     def enqueue(self, op: Op) -> None:
         """Append ``op``; it starts at once if nothing is before it."""
         self.last = op
         self.queue.append(op)
-        if self.running is None and not self._blocked:
+        if self._idle:
             self._start_next()
 
     def _start_next(self) -> None:
-        if not self.queue:
-            return
+        """Begin the head of the queue, or have what it waits for call here again."""
         op = self.queue[0]
+        self._idle = False
         for dep in op.deps:
             if not dep.finished:
-                self._blocked = True
-                dep.when_finished(self._unblock)
+                dep.when_finished(self._start_next)
                 return
-        if op.rendezvous is not None and not op.rendezvous.arrive(self._met):
-            self._blocked = True
-            return
-        self._begin()
+        if op.rendezvous is None or op.rendezvous.arrive(self._begin):
+            self._begin()
 
     def _begin(self) -> None:
         self.running = op = self.queue.popleft()
@@ -218,23 +217,31 @@ class Stream:
             op.end = now + op.seconds
             self._timer.arm(op.seconds)
 
-    def _unblock(self) -> None:
-        self._blocked = False
-        self._start_next()
-
-    def _met(self) -> None:
-        self._blocked = False
-        self._begin()
-
-    def _finish(self) -> None:
-        op, self.running = self.running, None
+    def _finish(self, _: simpy.Event | None = None) -> None:
+        op = self.running
         assert op is not None
         op.finished = True
-        op.end = self.env.now
+        if self.contention is not None:
+            op.end = self.env.now
         if op.waiters is not None:
             for callback in op.waiters:
                 callback()
-        self._start_next()
+        if self.queue:
+            self._start_next()
+        else:
+            self._idle = True
+
+
+class Streams(dict[str, Stream]):
+    """The streams of one GPU by name, each made when it is first used."""
+
+    def __init__(self, env: simpy.Environment, contention: Contention | None) -> None:
+        super().__init__()
+        self._make = partial(Stream, env, contention=contention)
+
+    def __missing__(self, name: str) -> Stream:
+        self[name] = stream = self._make(name)
+        return stream
 
 
 class Communicator:
@@ -262,32 +269,41 @@ class Host:
     def __init__(
         self,
         env: simpy.Environment,
-        streams: Sequence[str],
         memory: Memory | None = None,
         contention: Contention | None = None,
     ) -> None:
         self.env = env
         self.memory = memory
-        self.streams = {name: Stream(env, name, contention) for name in streams}
+        self.streams = Streams(env, contention)
         self.communicators: defaultdict[str, Communicator] = defaultdict(Communicator)
+        self.process: simpy.Process | None = None
 
     def run(self, steps: Sequence[Step]) -> Process:
         """The host's process."""
         env, clock = self.env, Timer(self.env)
+        streams, communicators = self.streams, self.communicators
         for step in steps:
             if type(step) is Op:
                 if step.launch_seconds:
                     yield clock.arm(step.launch_seconds)
                 step.issued = env.now
                 if step.communicator is not None:
-                    self.communicators[step.communicator].enqueue(step)
-                self.streams[step.stream].enqueue(step)
+                    communicators[step.communicator].enqueue(step)
+                streams[step.stream].enqueue(step)
             elif type(step) is HostWait:
                 step.start = env.now
                 yield from self.wait(step.ops)
                 step.end = env.now
             elif (process := step.act(self)) is not None:  # type: ignore[union-attr]
                 yield from process
+
+    def check_finished(self) -> None:
+        """Raise ``RuntimeError`` if, with nothing left to happen, an op or the host still waits."""
+        for stream in self.streams.values():
+            if stream.queue:
+                raise RuntimeError(f"{stream.queue[0]!r} waits for an op that was never issued")
+        if self.process is not None and self.process.is_alive:
+            raise RuntimeError("the host waits for an op that was never issued")
 
     def wait(self, ops: Sequence[Op]) -> Process:
         """Block until all ``ops`` have ended."""
@@ -304,26 +320,18 @@ def start(
     memory: Memory | None = None,
     contention: Contention | None = None,
 ) -> Host:
-    """Put one rank's host and streams into ``env``; they run when ``env`` does."""
-    streams = dict.fromkeys(step.stream for step in steps if type(step) is Op)
-    host = Host(env, list(streams), memory, contention)
-    env.process(host.run(steps))
+    """Put one rank's host into ``env``; it runs when ``env`` does."""
+    host = Host(env, memory, contention)
+    host.process = env.process(host.run(steps))
     return host
 
 
 def run(steps: Sequence[Step], memory: Memory | None = None) -> None:
     """Run one rank's ``steps`` to the end; times are written into the ops and waits.
 
-    Raises ``RuntimeError`` if an op never ran: the steps wait for something that was never issued.
+    Raises ``RuntimeError`` if the steps wait for something that was never issued.
     """
     env = simpy.Environment()
-    start(env, steps, memory)
+    host = start(env, steps, memory)
     env.run()
-    check_all_ran(steps)
-
-
-def check_all_ran(steps: Sequence[Step]) -> None:
-    """Raise ``RuntimeError`` for an op that never ran."""
-    for op in steps:
-        if type(op) is Op and not op.finished:
-            raise RuntimeError(f"{op!r} never ran: it waits for an op that was never issued")
+    host.check_finished()

@@ -9,7 +9,7 @@ from itertools import count
 
 import simpy
 
-from fsdpsim.engine import Contention, Op, check_all_ran, start
+from fsdpsim.engine import Contention, Op, start
 from fsdpsim.memory import GpuMemory
 from fsdpsim.program import Program
 
@@ -58,12 +58,13 @@ def run_ranks(
     if len(ranks) > 1:
         _arrange_meetings(ranks, membership)
     env = simpy.Environment()
+    hosts = []
     for rank in ranks:
         gpu = contention(env) if contention is not None else None
-        start(env, rank.program.steps, rank.memory, gpu)
+        hosts.append(start(env, rank.program.steps, rank.memory, gpu))
     env.run()
-    for rank in ranks:
-        check_all_ran(rank.program.steps)
+    for host in hosts:
+        host.check_finished()
 
 
 def _arrange_meetings(ranks: Sequence[Rank], membership: Membership) -> None:

@@ -112,3 +112,8 @@ def test_a_dependency_that_is_never_issued_is_an_error_that_names_the_op() -> No
     never = Op("never", "copy", 1.0)
     with pytest.raises(RuntimeError, match=r"Op\('stuck' on compute.*never issued"):
         engine.run([Op("stuck", "compute", 1.0, deps=(never,))])
+
+
+def test_a_host_that_waits_for_what_is_never_issued_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="the host waits for an op that was never issued"):
+        engine.run([HostWait((Op("never", "copy", 1.0),), cause="rate_limiter")])
