@@ -23,6 +23,8 @@ FIELDS = {
     "s": {"name", "cat", "id", "pid", "tid", "ts"},
     "f": {"name", "cat", "id", "pid", "tid", "ts", "bp"},
 }
+#: What runs on a stream, and the call that launches it.
+LAUNCHED_BY = {"kernel": "cudaLaunchKernel", "gpu_memcpy": "cudaMemcpyAsync"}
 GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "cuda_sync")
 CALL_CATEGORIES = ("cuda_runtime", "cuda_driver")
 NOT_COMPUTE = re.compile(r".*(Sync|Memcpy|Memset|dma)|hip|hccl")
@@ -120,7 +122,7 @@ def _nesting(events: list[Event]) -> Iterator[str]:
 def _lanes(events: list[Event]) -> Iterator[str]:
     """A stream runs one kernel at a time, and the stream argument says which."""
     lanes = defaultdict(list)
-    for event in slices(events, "kernel"):
+    for event in slices(events, *LAUNCHED_BY):
         lanes[event["pid"], event["tid"]].append(event)
         if event["args"].get("stream") != event["tid"] or event["tid"] <= 0:
             yield f"{event}: the stream is not its lane"
@@ -150,7 +152,7 @@ def _correlations(events: list[Event]) -> Iterator[str]:
             yield f"{event} was launched by nothing"
         elif ns(event) < ns(call):
             yield f"{event} starts before {call}"
-        elif event["cat"] == "kernel" and "cudaLaunchKernel" not in call["name"]:
+        elif LAUNCHED_BY.get(event["cat"], "") not in call["name"]:
             yield f"{event} was not launched by {call}"
 
 
@@ -159,7 +161,7 @@ def _flows(events: list[Event]) -> Iterator[str]:
     starts = {e["id"]: e for e in events if e["ph"] == "s"}
     ends = {e["id"]: e for e in events if e["ph"] == "f"}
     calls = {e["args"]["correlation"]: e for e in slices(events, *CALL_CATEGORIES)}
-    kernels = {e["args"]["correlation"]: e for e in slices(events, "kernel")}
+    kernels = {e["args"]["correlation"]: e for e in slices(events, *LAUNCHED_BY)}
     if len(starts) + len(ends) != sum(e["ph"] in "sf" for e in events):
         yield "flow ids are not unique"
     if not starts.keys() == ends.keys() == kernels.keys() <= calls.keys():
@@ -182,7 +184,7 @@ def _same_lane(one: Event, other: Event) -> bool:
 def _synchronization(events: list[Event]) -> Iterator[str]:
     """Waits name a recorded event, and one between streams lies where its kernel starts."""
     calls = {e["args"]["correlation"]: e for e in slices(events, *CALL_CATEGORIES)}
-    starts = {(e["tid"], ns(e)) for e in slices(events, "kernel")}
+    starts = {(e["tid"], ns(e)) for e in slices(events, *LAUNCHED_BY)}
     for event in slices(events, "cuda_sync"):
         args, call = event["args"], calls.get(event["args"]["correlation"])
         expected = {
@@ -214,6 +216,9 @@ def _kernel_names(events: list[Event]) -> Iterator[str]:
             yield f"{event}: the name says what it is not"
         if not is_collective and NOT_COMPUTE.match(event["name"]):
             yield f"{event}: the name is that of a copy or a wait"
+    for event in slices(events, "gpu_memcpy"):
+        if not event["name"].startswith("Memcpy ") or not event["args"]["bytes"] > 0:
+            yield f"{event} is no copy"
 
 
 def _named_lanes(events: list[Event]) -> Iterator[str]:
