@@ -281,21 +281,23 @@ class Host:
     def run(self, steps: Sequence[Step]) -> Process:
         """The host's process."""
         env, clock = self.env, Timer(self.env)
-        streams, communicators = self.streams, self.communicators
+        streams, communicators, now = self.streams, self.communicators, env.now
         for step in steps:
             if type(step) is Op:
                 if step.launch_seconds:
                     yield clock.arm(step.launch_seconds)
-                step.issued = env.now
+                    now = env.now
+                step.issued = now
                 if step.communicator is not None:
                     communicators[step.communicator].enqueue(step)
                 streams[step.stream].enqueue(step)
             elif type(step) is HostWait:
-                step.start = env.now
+                step.start = now
                 yield from self.wait(step.ops)
-                step.end = env.now
+                step.end = now = env.now
             elif (process := step.act(self)) is not None:  # type: ignore[union-attr]
                 yield from process
+                now = env.now
 
     def check_finished(self) -> None:
         """Raise ``RuntimeError`` if, with nothing left to happen, an op or the host still waits."""
