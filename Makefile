@@ -44,12 +44,14 @@ wheel: $(INSTALLED)  ## build the wheel into dist/
 	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 # Run from another directory: the source tree must not be what is imported.
-wheel-test: wheel  ## install the wheel in a fresh environment and run a scenario from it
+wheel-test: wheel  ## install the wheel in a fresh environment and use it
 	rm -rf .venv-wheel
 	$(PYTHON) -m venv .venv-wheel
 	$(WHEEL_BIN)/$(PIP_INSTALL) dist/*.whl
 	cd .venv-wheel && bin/python -P -c 'import fsdpsim; print(fsdpsim.__file__)'
-	cd .venv-wheel && bin/fsdpsim run ../scenarios/$(DEMO).toml
+	cd .venv-wheel && bin/fsdpsim run ../scenarios/$(DEMO).toml -o out
+	cd .venv-wheel && bin/fsdpsim report ../scenarios/$(DEMO).toml -o out/report.html
+	cd .venv-wheel && bin/fsdpsim validate >out/validate.txt
 
 clean:  ## remove all that these targets make
 	rm -rf .venv .venv-wheel build dist demo *.egg-info .pytest_cache .mypy_cache .ruff_cache \
