@@ -11,11 +11,14 @@ from fsdp_scenarios import Timeline, tables
 from recordings import program_of, read_recording, scenario_of
 from trace_rules import violations
 
+from fsdpsim import engine
+from fsdpsim.allocator import AllocatorSettings
 from fsdpsim.engine import CPU, HostWait, Op
 from fsdpsim.explain import explain
-from fsdpsim.memory import Free, Malloc
+from fsdpsim.ledger.runs import held_at
+from fsdpsim.memory import Free, GpuMemory, Malloc
 from fsdpsim.order import host_order
-from fsdpsim.program import TRANSFERS, Mark
+from fsdpsim.program import TRANSFERS, Mark, Program
 from fsdpsim.result import Result
 from fsdpsim.scenario import Scenario, ScenarioError, load
 from fsdpsim.simulate import simulate
@@ -392,6 +395,7 @@ def test_offloading_changes_no_hook_and_no_collective(recording_path: Path) -> N
     last = recorded.iterations - 1
     before, after = program_of(recorded), program_of(offloaded)
     assert host_order(after, last) == host_order(before, last)
+    assert held_at(after, "zero_grad") == {}
     gathered = [s for s in after.steps if type(s) is Op and s.kind == "all_gather"]
     brought = Counter(s.unit for s in after.steps if type(s) is Op and s.kind == "h2d")
     if recorded.shard_factor > 1:
@@ -496,3 +500,30 @@ def test_hints_to_the_runtime_s_own_option(runtime: str, option: dict[str, Any],
     text = problem(runtime, option)
     assert text.startswith(f"fsdp.{next(iter(option))}: ")
     assert hint in text
+
+
+def test_a_retry_of_the_allocator_waits_for_the_gpu_only() -> None:
+    """cudaFree waits for the device: not for what the CPUs do meanwhile."""
+    program = Program()
+    program.launch("kernel", 5.0, kind="copy")
+    with program.on_stream(CPU):
+        program.launch("optimizer_step", 100.0, kind="optimizer")
+    program.free(program.malloc("first", 30 * 2**20, "temporaries"))
+    program.malloc("second", 40 * 2**20, "temporaries")
+    size = 50 * 2**20
+    memory = GpuMemory(
+        AllocatorSettings(), capacity=size, total=size, cuda_malloc=0.0, cuda_free=0.0
+    )
+    engine.run(program.steps, memory)
+    (stall,) = memory.stalls
+    assert (stall.cause, stall.start, stall.end) == ("alloc_retry", 0.0, 5.0)
+
+
+def test_ranks_that_differ_offload_too() -> None:
+    found = tables("fsdp2", 2, root=False, world=4, fsdp=OFFLOAD["fsdp2"])
+    noise = {"jitter": 0.2, "seed": 1}
+    result = simulate(load(found | {"hardware": HARDWARE, "noise": noise}))
+    for program in result.ranks:
+        ops = [s for s in program.steps if type(s) is Op]
+        assert {op.seconds for op in ops if op.kind in TRANSFERS} == {1.0}
+        assert {op.seconds for op in ops if op.stream == CPU} == {6.0}
