@@ -248,9 +248,9 @@ class Hardware(_Table):
     # root's without; reduce-scatter 239 and 298.
     intra_node_in_training: Share = 0.8
     """Bandwidth inside a node while kernels compute, against stand-alone."""
-    # NeMo Automodel's nsys report, 64 H100: layer reduce-scatters of 3.4 GB take 21.5 ms in the mean
-    # (17.2 ms at best, with no rank late), all-gathers of 1.7 GB 10.3 ms: 157 and 164 GB/s against
-    # 345 stand-alone (nccl issue 1229).
+    # NeMo Automodel's nsys report, 64 H100: layer reduce-scatters of 3.4 GB take 21.5 ms on
+    # average (17.2 ms at best, with no rank late), all-gathers of 1.7 GB 10.3 ms: 157 and
+    # 164 GB/s against 345 stand-alone (nccl issue 1229).
     inter_node_in_training: Share = 0.45
     """The same for rings over nodes whose network is as fast as NVLink; a slow one loses less. It
     holds what waiting for late ranks costs."""

@@ -186,6 +186,7 @@ def _model_workload(scenario: Scenario) -> Workload:
         compile=training.compile,
         compile_loss=training.compile_loss,
         chunked_loss=training.chunked_loss,
+        keep_logits=training.keep_logits,
         fused_norm=training.fused_norm,
         repeat_kv=training.repeat_kv,
         attention=training.attention,

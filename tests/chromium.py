@@ -12,6 +12,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -233,6 +234,16 @@ class Tab:
         ]
 
 
+#: Chromium expects its pipes as descriptors 3 and 4; a shell may not know numbers above 9.
+SHIM = """
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3]]
+for end, place in zip(ends, (3, 4)):
+    os.dup2(end, place)
+os.execvp(sys.argv[3], sys.argv[3:])
+"""
+
+
 @contextmanager
 def launched(program: str) -> Iterator[Browser]:
     """A browser with an empty profile, ended and cleaned up whatever happens."""
@@ -241,9 +252,11 @@ def launched(program: str) -> Iterator[Browser]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         process = subprocess.Popen(
             [
-                "/bin/sh",
+                sys.executable,
                 "-c",
-                f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}',
+                SHIM,
+                str(to_browser),
+                str(from_browser),
                 program,
                 *FLAGS,
                 f"--user-data-dir={profile}",

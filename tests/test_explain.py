@@ -316,7 +316,7 @@ def test_host_tiles_cover_the_hosts_time(six_units: Path) -> None:
     tiles = Timeline(result).host
     assert tiles[0].start == 0.0
     assert all(one.end == other.start for one, other in pairwise(tiles))
-    blocked = sum(t.end - t.start for t in tiles if t.cause == "rate_limiter" and t.iteration == 3)
+    blocked = sum(t.end - t.start for t in tiles if t.cause == "rate_limiter" and t.iteration == 2)
     assert blocked == pytest.approx(result.host_blocked["rate_limiter"], rel=1e-12)
     assert {"launch", "rate_limiter", "read_loss"} <= {tile.cause for tile in tiles}
 

@@ -45,7 +45,7 @@ HOSTILE = (
     "__proto__",
     "constructor",
     "\"'`${window.harmed=1}",
-    "line\u2028separator\u2029 \u202egnirts &amp;",
+    "&amp;&#60;b&#62; \\u2028",
 )
 
 
@@ -59,7 +59,7 @@ def html_of(result: Result) -> str:
 
 def hostile() -> Result:
     """A scenario in which all names that a user can choose are hostile."""
-    found = tables("fsdp1", layers=len(HOSTILE) - 2)
+    found = tables("fsdp1", layers=len(HOSTILE) - 1)
     units = found["workload"]["units"]
     new = dict(zip((unit["name"] for unit in units), HOSTILE, strict=False))
     for unit in units:

@@ -71,7 +71,13 @@ def block(config: ModelConfig, batch: Batch) -> tuple[Tape, str]:
 
 
 def tail(
-    config: ModelConfig, batch: Batch, *, chunks: int, compiled: bool, logged: int = 0
+    config: ModelConfig,
+    batch: Batch,
+    *,
+    chunks: int,
+    compiled: bool,
+    keep_logits: bool = False,
+    logged: int = 0,
 ) -> Tape:
     """Final norm, head and cross-entropy; the norm is compiled with the loss or not at all."""
     tape = batch.tape()
@@ -83,7 +89,7 @@ def tail(
     logits = ops.linear(
         tape, HEAD, normed, n_in=width, n_out=config.vocab_size, weights=weights, policy=""
     )
-    cross_entropy(tape, logits, chunks)
+    cross_entropy(tape, logits, chunks, keep=keep_logits)
     logged_cross_entropies(tape, logits, logged)
     return tape
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from fsdpsim.kernels import blocks, tape
+from fsdpsim.kernels import blocks, inductor, tape
 from fsdpsim.kernels.blocks import Batch, X
 from fsdpsim.kernels.frozen import prune, requires_grad
-from fsdpsim.kernels.lifetimes import Edges, PartKernels, cut, fuse, lay_out
+from fsdpsim.kernels.lifetimes import Edges, PartKernels, cut, lay_out, plan_buffers
 from fsdpsim.kernels.loss import LOSS
 from fsdpsim.kernels.tape import Op, Passes, Tape
 from fsdpsim.model.config import ModelConfig
@@ -56,6 +56,7 @@ def build_workload(
     compile: bool = False,
     chunked_loss: int = 1,
     compile_loss: bool | None = None,
+    keep_logits: bool = False,
     fused_norm: bool = True,
     repeat_kv: bool = False,
     attention: str = "flash2",
@@ -74,7 +75,10 @@ def build_workload(
         The blocks run as Inductor fuses them.
     ``chunked_loss``, ``compile_loss``
         In how many pieces the loss is computed, and whether it is compiled
-        (:func:`fsdpsim.kernels.loss.cross_entropy`); by default as the blocks, unless in pieces.
+        (:func:`fsdpsim.kernels.loss.cross_entropy`); by default as the blocks, unless in pieces or
+        with kept logits.
+    ``keep_logits``
+        The training loop has the fp32 logits in a variable while it goes backward.
     ``fused_norm``
         Eager RMSNorm is one kernel (torch 2.9 and later), else eight around an fp32 copy.
     ``repeat_kv``
@@ -87,13 +91,14 @@ def build_workload(
     ``count_embedding``
         See :func:`fsdpsim.model.flops_per_token`.
 
-    A checkpoint covers a block also where units are smaller. Dropout is taken to be off, and the
-    logits to be dropped before backward. Raises ``ValueError`` for a setting that is none of these.
+    A checkpoint covers a block also where units are smaller. Dropout is taken to be off. Raises
+    ``ValueError`` for a setting that is none of these.
     """
     if compile_loss is None:
-        compile_loss = compile and chunked_loss == 1
+        compile_loss = compile and chunked_loss == 1 and not keep_logits
     _check_sizes(micro_batch_size=micro_batch_size, seq_len=seq_len, chunked_loss=chunked_loss)
-    _check(config, seq_len, dtype, in_pieces=chunked_loss > 1 and compile_loss)
+    _check(config, seq_len, dtype)
+    _check_loss(chunked_loss, compile_loss=compile_loss, keep_logits=keep_logits)
     batch = Batch(
         size=micro_batch_size,
         seq_len=seq_len,
@@ -108,6 +113,7 @@ def build_workload(
         batch,
         chunks=chunked_loss,
         compiled=compile_loss,
+        keep_logits=keep_logits,
         logged=logged_cross_entropies,
     )
     frozen = {p.name for unit in wrapping.units for p in unit.params if not p.requires_grad}
@@ -126,7 +132,7 @@ def _check_sizes(**sizes: int) -> None:
             raise ValueError(f"{name} = {value} must be at least 1")
 
 
-def _check(config: ModelConfig, seq_len: int, dtype: str, *, in_pieces: bool) -> None:
+def _check(config: ModelConfig, seq_len: int, dtype: str) -> None:
     if config.learned_pos_emb and seq_len > config.max_position_embeddings:
         raise ValueError(
             f"seq_len = {seq_len} is more than the model's {config.max_position_embeddings} "
@@ -134,8 +140,13 @@ def _check(config: ModelConfig, seq_len: int, dtype: str, *, in_pieces: bool) ->
         )
     if dtype not in DTYPE_BYTES:
         raise ValueError(f"dtype = {dtype!r} is not known; use one of {', '.join(DTYPE_BYTES)}")
-    if in_pieces:
+
+
+def _check_loss(chunks: int, *, compile_loss: bool, keep_logits: bool) -> None:
+    if chunks > 1 and compile_loss:
         raise ValueError("a compiled loss is computed in one piece; leave chunked_loss at 1")
+    if keep_logits and (chunks > 1 or compile_loss):
+        raise ValueError("keep_logits is for an eager loss in one piece")
 
 
 def _stretches(
@@ -259,8 +270,11 @@ def _laid_out(stretch: _Stretch, part_of: tuple[int, ...], y_held: bool) -> tupl
     edges = Edges(x=stretch.x, y=stretch.y, x_held=stretch.holds_input, y_held=y_held)
     gradient_of = stretch.passes.gradient_of
     if stretch.tape.compiled:
-        segments = fuse(segments, stretch.tape, gradient_of, edges)
-    return lay_out(stretch.tape, segments, gradient_of, edges)
+        segments = inductor.fuse(segments, stretch.tape, gradient_of, edges)
+    plan = plan_buffers(segments, gradient_of, edges)
+    if stretch.tape.compiled:
+        inductor.reuse(plan, segments, stretch.tape)
+    return lay_out(stretch.tape, segments, plan)
 
 
 def _name(stretch: _Stretch, unit: str, ops: Sequence[Op], parts: int, taken: set[str]) -> str:

@@ -32,11 +32,11 @@ def requires_grad(tape: Tape, output: str) -> bool:
 
 def _pruned(op: Op, frozen: Collection[str], requiring: Collection[str]) -> Op:
     backward = tuple(reversed([*_useful(op, frozen, requiring)]))
-    reads = {name for step in backward for name in step.reads}
+    needed = {name for step in backward for name in (*step.reads, *step.keeps)}
     return replace(
         op,
         backward=backward,
-        saves=tuple(name for name in op.saves if name in reads),
+        saves=tuple(name for name in op.saves if name in needed),
         passes=tuple(pair for pair in op.passes if pair[0] in requiring),
     )
 

@@ -11,9 +11,8 @@ as large and which, in reality, comes to life just when the tensor dies.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fsdpsim.kernels.tape import Passes, Step, Tape
 from fsdpsim.workload import Kernel, Tensor
@@ -63,7 +62,7 @@ class _Life:
 
 
 @dataclass(slots=True)
-class _Plan:
+class Plan:
     """Names to allocate before, and to free after, each step."""
 
     allocate: dict[At, list[str]] = field(default_factory=dict)
@@ -92,11 +91,13 @@ def cut(passes: Passes, part_of: Sequence[int]) -> tuple[Segment, ...]:
     return tuple(segment for segment in found if segment.steps)
 
 
-def lay_out(
-    tape: Tape, segments: Sequence[Segment], gradient_of: Mapping[str, str], edges: Edges
-) -> tuple[PartKernels, ...]:
+def plan_buffers(segments: Sequence[Segment], gradient_of: Mapping[str, str], edges: Edges) -> Plan:
+    """When the segments allocate and free each buffer."""
+    return _Planner(segments, gradient_of, edges).plan
+
+
+def lay_out(tape: Tape, segments: Sequence[Segment], plan: Plan) -> tuple[PartKernels, ...]:
     """The kernels of every part, in order, with the buffers that they allocate and free."""
-    plan = _Planner(segments, gradient_of, edges).plan
     freed = {(name, at[0]) for at, names in plan.free.items() for name in names}
     made = {
         (segment.phase, segment.part): tuple(
@@ -115,7 +116,7 @@ def lay_out(
     )
 
 
-def _kernel(tape: Tape, step: Step, plan: _Plan, at: At, freed: set[tuple[str, int]]) -> Kernel:
+def _kernel(tape: Tape, step: Step, plan: Plan, at: At, freed: set[tuple[str, int]]) -> Kernel:
     moved = sum(tape.nbytes(name) for name in (*step.reads, *step.writes))
     return Kernel(
         name=step.name,
@@ -148,7 +149,7 @@ class _Planner:
         self.gradient_of = gradient_of
         self.edges = edges
         self.lives = self._lives()
-        self.plan = _Plan()
+        self.plan = Plan()
         standing_in = self._hold()
         for name, life in self.lives.items():
             if not self._is_held(life):
@@ -246,51 +247,3 @@ class _Planner:
             if (name, segment) not in standing_in:
                 start = max(life.first, (segment, 0))
                 self.plan.live(name, start, min(life.last, self._last_step(segment)))
-
-
-def fuse(
-    segments: Sequence[Segment], tape: Tape, gradient_of: Mapping[str, str], edges: Edges
-) -> tuple[Segment, ...]:
-    """Merge runs of pointwise steps and row reductions into one kernel each, as Inductor does.
-
-    A buffer that only the steps of one kernel use is never written to memory.
-    """
-    uses = Counter(n for g in segments for s in g.steps for n in set(s.touches))
-    for name in (edges.x, edges.y, gradient_of.get(edges.x), gradient_of.get(edges.y)):
-        if name:
-            uses[name] += 1
-    return tuple(replace(g, steps=tuple(_fused(g.steps, uses))) for g in segments)
-
-
-def _fused(steps: Sequence[Step], uses: Counter[str]) -> Iterator[Step]:
-    run: list[Step] = []
-    for step in steps:
-        if step.fusible:
-            run.append(step)
-            continue
-        yield from _merged(run, uses)
-        run = []
-        yield step
-    yield from _merged(run, uses)
-
-
-def _merged(run: Sequence[Step], uses: Counter[str]) -> Iterator[Step]:
-    if len(run) < 2:
-        yield from run
-        return
-    here = Counter(name for step in run for name in set(step.touches))
-    inside = {name for name, count in here.items() if count == uses[name]}
-    written: set[str] = set()
-    reads: list[str] = []
-    for step in run:
-        reads += [n for n in step.reads if n not in written and n not in inside]
-        written.update(step.writes)
-    yield Step(
-        name="fused: " + ", ".join(step.name for step in run),
-        kind="reduction" if any(s.kind == "reduction" for s in run) else "elementwise",
-        reads=tuple(dict.fromkeys(reads)),
-        writes=tuple(n for n in dict.fromkeys(w for s in run for w in s.writes) if n not in inside),
-        keeps=tuple(n for n in dict.fromkeys(k for s in run for k in s.keeps) if n not in inside),
-        extra=sum(step.extra for step in run),
-        flops=sum(step.flops for step in run),
-    )

@@ -27,7 +27,7 @@ def logged_cross_entropies(tape: Tape, logits: str, count: int) -> None:
         )
 
 
-def cross_entropy(tape: Tape, logits: str, chunks: int = 1) -> None:
+def cross_entropy(tape: Tape, logits: str, chunks: int = 1, *, keep: bool = False) -> None:
     """``cross_entropy(logits.float(), labels)`` of all tokens.
 
     Eager: the fp32 logits are gone after the log-softmax, whose result is saved; backward makes two
@@ -35,13 +35,16 @@ def cross_entropy(tape: Tape, logits: str, chunks: int = 1) -> None:
     per logit. With several ``chunks`` of the tokens, one after the other, only the saved
     log-softmax spans them all (torchtitan PR 996). On a compiled tape: one kernel each way over the
     low-precision logits, which are saved with one factor per token.
+
+    ``keep``: the training loop still has the fp32 logits in a variable while it goes backward, 4
+    bytes per logit more (torchtitan until PR 391).
     """
     tape.owner = LOSS
     if tape.compiled:
         _compiled(tape, logits)
         return
     for piece, nbytes in _pieces(tape, logits, chunks):
-        _eager(tape, piece, nbytes, logits)
+        _eager(tape, piece, nbytes, logits, keep=keep)
 
 
 def _compiled(tape: Tape, logits: str) -> None:
@@ -71,7 +74,7 @@ def _pieces(tape: Tape, logits: str, chunks: int) -> list[tuple[str, int]]:
     return pieces
 
 
-def _eager(tape: Tape, piece: str, nbytes: int, logits: str) -> None:
+def _eager(tape: Tape, piece: str, nbytes: int, logits: str, *, keep: bool) -> None:
     """Cast, log-softmax, negative log-likelihood. The logits live until the loss is there."""
     wide, log_softmax, dlog = f"{piece}.float", f"{piece}.log_softmax", f"{piece}.dlog_softmax"
     tape.sizes |= dict.fromkeys((wide, log_softmax, dlog), nbytes * FP32 // tape.element)
@@ -81,14 +84,19 @@ def _eager(tape: Tape, piece: str, nbytes: int, logits: str) -> None:
         gradient = Step(name=f"{wide}.grad", reads=(d(wide),), writes=(d(piece),))
         tape.add(_read(wide, piece, nbytes, logits, wide), backward=(gradient,))
         first = Step(name=log_softmax, kind="reduction", reads=(wide,), writes=(log_softmax,))
+    kept = (wide,) if keep else ()
     slope = Step(
-        name=f"{log_softmax}.grad", kind="reduction", reads=(dlog, log_softmax), writes=(d(wide),)
+        name=f"{log_softmax}.grad",
+        kind="reduction",
+        reads=(dlog, log_softmax),
+        writes=(d(wide),),
+        keeps=kept,
     )
     tape.add(
         first,
         Step(name=f"{piece}.nll", kind="reduction", keeps=(log_softmax, logits)),
         backward=(Step(name=f"{piece}.nll_grad", writes=(dlog,)), slope),
-        saves=(log_softmax,),
+        saves=(log_softmax, *kept),
     )
 
 

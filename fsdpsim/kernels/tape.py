@@ -191,16 +191,18 @@ def checkpointed(tape: Tape, kept: Iterable[str]) -> Passes:
 
     [Note: Early stop] Recompute ends as soon as the last saved tensor exists again, so the last
     matmul does not run a second time (``torch.utils.checkpoint``, ``_StopRecomputationError``). A
-    compiled recompute runs only what backward needs.
+    compiled recompute runs only what backward needs, and a compiled forward saves nothing else.
     """
     kept = set(kept)
     recompute, renamed = _recomputation(tape, range(len(tape.ops)), kept)
     backward, gradients = _backward(tape.ops, renamed, {})
-    unused = kept.difference(*(step.touches for _, step in (*recompute, *backward)))
+    if not tape.compiled:
+        unused = kept.difference(*(step.touches for _, step in (*recompute, *backward)))
+        backward = _hold_to_the_end(backward, unused & set(tape.sizes))
     return Passes(
         forward=_forward(tape.ops),
         recompute=tuple(recompute),
-        backward=_hold_to_the_end(backward, unused & set(tape.sizes)),
+        backward=backward,
         gradient_of=gradients,
     )
 

@@ -203,9 +203,12 @@ class Training(Table):
     """``torch.compile`` of each block: fewer, fused memory-bound kernels."""
     compile_loss: StrictBool | None = None
     """Logits to loss in one kernel each way: compiled, or a fused cross-entropy. Default: as
-    ``compile``, unless in chunks."""
+    ``compile``, unless in chunks or with ``keep_logits``."""
     chunked_loss: Count = 1
     """Pieces in which logits and loss are computed."""
+    keep_logits: StrictBool = False
+    """The training loop has the fp32 logits in a variable while it goes backward, as without a
+    ``del pred`` before ``loss.backward()``."""
     logged_cross_entropies: CountOrZero = 0
     """Cross-entropies of the logits that the trainer computes again for its logs (Composer: 2)."""
     attention: Literal["flash1", "flash2", "flash3", "cudnn", "triton"] = "flash2"

@@ -29,7 +29,7 @@ def scenario_of(row: Row, data: Measurements, *, efficiency: float | None = None
 
     Raises :class:`SkipRow` with a reason where there is none.
     """
-    _check(row)
+    _check(row, data)
     recipe = recipe_of(row)
     hardware = _hardware(row, data)
     if efficiency is not None:
@@ -47,9 +47,20 @@ def scenario_of(row: Row, data: Measurements, *, efficiency: float | None = None
 # ---- what is out of reach
 
 
-def _check(row: Row) -> None:
+def _check(row: Row, data: Measurements) -> None:
     for reason in _obstacles(row):
         raise SkipRow(reason)
+    if _shares_note(row, data, "compile setting not stated"):
+        raise SkipRow("whether it was compiled is not stated")
+
+
+def _shares_note(row: Row, data: Measurements, text: str) -> bool:
+    """Whether ``row``, or another from the same place of its source, has this note."""
+
+    def place(r: Row) -> tuple[object, object]:
+        return r.get("source"), r.get("loc") or r["id"]
+
+    return any(text in str(r.get("notes")) for r in data.rows if place(r) == place(row))
 
 
 def _obstacles(row: Row) -> Iterator[str]:
@@ -100,6 +111,7 @@ def _applies(recipe: Mapping[str, Any], row: Row) -> bool:
     return (
         source.split("_")[0] == recipe["source"]
         and recipe.get("since", "") <= date < recipe.get("until", "9999")
+        and row["id"] in recipe.get("rows", (row["id"],))
         and row["n_gpus"] >= recipe.get("n_gpus_from", 0)
         and row["model"] in recipe.get("models", (row["model"],))
         and row["hw"] in recipe.get("hardware", (row["hw"],))
@@ -197,10 +209,17 @@ def _fsdp2(row: Row, recipe: Mapping[str, Tables], data: Measurements) -> Tables
         tables |= {"wrap_embedding": True, "wrap_head": True}
     if row.get("reshard_after_forward") is False or row["strategy"] == "SHARD_GRAD_OP":
         tables["reshard_after_forward"] = False
-    elif recipe["training"].get("keep_last_block") and "always" not in row["id"]:
-        last = data.models[row["model"]]["n_layers"] - 1
-        tables["overrides"] = {f"layers.{last}": {"reshard_after_forward": False}}
+    else:
+        kept = _not_resharded(recipe, data.models[row["model"]]["n_layers"])
+        tables["overrides"] = {name: {"reshard_after_forward": False} for name in kept}
     return tables
+
+
+def _not_resharded(recipe: Mapping[str, Tables], n_layers: int) -> Iterator[str]:
+    if recipe["training"].get("keep_last_block"):
+        yield f"layers.{n_layers - 1}"
+    if recipe["fsdp"].get("keep_head"):
+        yield "head"
 
 
 def _known(recipe: Mapping[str, Tables], keys: tuple[str, ...]) -> Tables:
