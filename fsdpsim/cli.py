@@ -99,11 +99,12 @@ def _discard_output() -> None:
 
 def _is_users(error: Exception) -> bool:
     """Whether ``error`` is about the input, so that its message is all there is to say."""
+    from fsdpsim.allocator import RequestTooLargeError
     from fsdpsim.commands.common import UsageError
     from fsdpsim.files import OutputError
     from fsdpsim.scenario import ScenarioError
 
-    return isinstance(error, (ScenarioError, OutputError, UsageError))
+    return isinstance(error, (ScenarioError, OutputError, UsageError, RequestTooLargeError))
 
 
 if __name__ == "__main__":

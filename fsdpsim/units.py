@@ -159,6 +159,7 @@ Label = Annotated[str, AfterValidator(_label)]
 
 # Plain numbers. Strict: true is not 1, and "8" in quotes is not 8.
 Count = Annotated[int, Field(ge=1, le=10**15, strict=True)]
+Few = Annotated[int, Field(ge=1, le=10_000, strict=True)]  # of what the simulator repeats
 CountOrZero = Annotated[int, Field(ge=0, le=10**15, strict=True)]
 Share = Annotated[float, Field(gt=0, le=1, strict=True)]
 

@@ -211,6 +211,13 @@ def test_a_bad_override_is_one_message_of_every_command(
     assert message == f"{PREFETCH}: fsdp.overlapp: unknown key; did you mean overlap? (from --set)"
 
 
+def test_more_memory_than_torch_can_ask_for(capsys: pytest.CaptureFixture[str]) -> None:
+    message = fails(
+        capsys, "run", LLAMA, "--set", "training.micro_batch_size=1_000_000_000_000_000"
+    )
+    assert message.endswith("bytes: more than 1 EB")
+
+
 @pytest.mark.parametrize("command", ["run", "check"])
 def test_units_that_a_model_does_not_have(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     message = fails(capsys, command, LLAMA, "--set", 'fsdp.unshard_early=["layer.0"]')

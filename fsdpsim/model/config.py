@@ -16,7 +16,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from fsdpsim.faults import Fault, FaultsError, expected, not_allowed
-from fsdpsim.units import Count
+from fsdpsim.units import Count, Few
 
 #: Field of :class:`ModelConfig` -> the keys it is looked for under, in order; a dot enters a table.
 NAMES: dict[str, tuple[str, ...]] = {
@@ -77,6 +77,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 MOE_FAMILIES = ("mixtral", "qwen3_moe")
 FUSED_QKV_FAMILIES = ("gpt2", "mpt")
 
+#: No config.json comes near; what is cut off here is no JSON.
+MAX_CONFIG_BYTES = 10_000_000
+
 _REQUIRED = (
     "hidden_size",
     "num_hidden_layers",
@@ -97,7 +100,7 @@ class ModelConfig(BaseModel):
 
     model_type: str
     hidden_size: Count
-    num_hidden_layers: Count
+    num_hidden_layers: Few
     num_attention_heads: Count
     num_key_value_heads: Count
     """Heads of keys and values; fewer than query heads is grouped-query attention."""
@@ -208,7 +211,8 @@ def _read_json(name: object, base: Path) -> dict[str, Any]:
         raise FaultsError(Fault("hf_config", not_allowed(name, "the path of a config.json")))
     path = base / name
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            data = json.loads(file.read(MAX_CONFIG_BYTES))
     except OSError as error:
         raise FaultsError(Fault("hf_config", f"cannot read {path}: {error.strerror}")) from None
     except (ValueError, RecursionError) as error:

@@ -31,6 +31,10 @@ from fsdpsim.units import Label, shown
 
 HYBRID_STRATEGIES = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 
+#: What no one waits for: ranks that are simulated one by one, and forwards of all iterations.
+MAX_RANKS = 10_000
+MAX_PASSES = 100_000
+
 
 class Scenario(Table):
     """One training job on one cluster: what runs, how FSDP shards it, and on what hardware."""
@@ -75,6 +79,7 @@ class Scenario(Table):
             *self._units(),
             *self._offloading(),
             *self._ranks(),
+            *self._passes(),
         ]
         if faults:
             raise FaultsError(*faults)
@@ -140,10 +145,23 @@ class Scenario(Table):
             yield Fault("fsdp.pin_memory", text, ("fsdp.offload_policy",))
 
     def _ranks(self) -> Iterator[Fault]:
-        for rank in self.noise.stragglers if self.noise is not None else ():
+        if self.noise is None:
+            return
+        cluster = ("hardware.nodes", "hardware.gpus_per_node")
+        if self.world_size > MAX_RANKS:
+            text = f"simulates each of {self.world_size:,} ranks; at most {MAX_RANKS:,} can be"
+            yield Fault("noise", text, cluster)
+        for rank in self.noise.stragglers:
             if rank >= self.world_size:
                 text = f"there is no rank {rank}; the ranks are 0 to {self.world_size - 1}"
-                yield Fault("noise.stragglers", text, ("hardware.nodes", "hardware.gpus_per_node"))
+                yield Fault("noise.stragglers", text, cluster)
+
+    def _passes(self) -> Iterator[Fault]:
+        t = self.training
+        passes = self.iterations * t.gradient_accumulation_steps * t.forwards_per_backward
+        if passes > MAX_PASSES:
+            text = f"asks for {passes:,} forward passes in all; at most {MAX_PASSES:,} can be"
+            yield Fault("training", text)
 
     @property
     def source(self) -> str:

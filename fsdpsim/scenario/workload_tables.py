@@ -11,7 +11,7 @@ from pydantic import Field, StrictBool, model_validator
 
 from fsdpsim.faults import Fault, FaultsError
 from fsdpsim.scenario.runtimes import Table
-from fsdpsim.units import Bytes, Count, CountOrZero, Label, Seconds, SecondsOrZero, Share
+from fsdpsim.units import Bytes, Count, CountOrZero, Few, Label, Seconds, SecondsOrZero, Share
 
 #: The root unit: parameters that no other unit holds.
 ROOT = "root"
@@ -161,16 +161,16 @@ class Fraction(Table):
 class Training(Table):
     """The training loop."""
 
-    iterations: Count | None = None
+    iterations: Few | None = None
     """Iterations to simulate; figures are of the last. Default: as many as it takes to settle, 1
     for ``textbook``, 4 with FSDP1's ``forward_prefetch``, else 3."""
     micro_batch_size: Count = 1
     """Sequences per GPU and micro-batch."""
     seq_len: Count = 2048
     """Tokens per sequence."""
-    gradient_accumulation_steps: Count = 1
+    gradient_accumulation_steps: Few = 1
     """Micro-batches per optimizer step."""
-    forwards_per_backward: Count = 1
+    forwards_per_backward: Few = 1
     """Forwards whose losses are added before one backward."""
     activation_checkpointing: (
         Literal["none", "selective", "submodules", "full"] | EveryKth | Fraction
@@ -204,7 +204,7 @@ class Training(Table):
     compile_loss: StrictBool | None = None
     """Logits to loss in one kernel each way: compiled, or a fused cross-entropy. Default: as
     ``compile``, unless in chunks or with ``keep_logits``."""
-    chunked_loss: Count = 1
+    chunked_loss: Few = 1
     """Pieces in which logits and loss are computed."""
     keep_logits: StrictBool = False
     """The training loop has the fp32 logits in a variable while it goes backward, as without a
