@@ -59,6 +59,21 @@ def flat_parameter(
     return ShardedSize(numel, numel, factor)
 
 
+def first_shard(params: Iterable[Param], size: ShardedSize, compute_dtype: str) -> tuple[int, ...]:
+    """Elements of each original parameter in the first rank's shard of a flat parameter.
+
+    Parameters that lie beyond it are left out: for ``use_orig_params=True``, whose optimizer sees
+    the parameters one by one.
+    """
+    alignment = FLAT_PARAM_ALIGNMENT_BYTES // DTYPE_BYTES[compute_dtype]
+    start, found = 0, []
+    for param in params:
+        start = _round_up(start, alignment)
+        found.append(min(start + param.numel, size.shard) - start)
+        start += param.numel
+    return tuple(numel for numel in found if numel > 0)
+
+
 def per_parameter(params: Iterable[Param], factor: int) -> ShardedSize:
     """FSDP2's dim-0 sharding over ``factor`` ranks: each padded to ceil(d0 / factor) rows."""
     numel = padded = 0

@@ -22,6 +22,7 @@ from fsdpsim.kernels import (
     coarsen,
     optimizer_kernels,
     optimizer_state_bytes,
+    optimizer_states,
 )
 from fsdpsim.memory import GpuMemory, MemoryEvent
 from fsdpsim.model import ModelConfig, Wrapping, form_units
@@ -259,33 +260,41 @@ def _post_forward_factors(fsdp: Fsdp2) -> set[int]:
 def build_optimizer(scenario: Scenario) -> Optimizer:
     """The optimizer's kernels (given seconds for a [workload]) and its state."""
     training, workload = scenario.training, scenario.workload
-    state = training.optimizer_state_bytes
-    if state is None:
-        state = 0 if training.optimizer == "none" else optimizer_state_bytes(training.optimizer)
-    fused = training.optimizer_fused
     if workload is None:
-        return Optimizer(state, partial(_optimizer_step, training, training.clip_grad_norm), fused)
-    if workload.optimizer is None and scenario.offloads:
-        return Optimizer(state, partial(_optimizer_step, training, False), fused)
-    return Optimizer(state, partial(_given_optimizer, workload.optimizer or 0.0), fused)
+        kernels = partial(_optimizer_step, training, training.clip_grad_norm)
+    elif workload.optimizer is None and scenario.offloads:
+        kernels = partial(_optimizer_step, training, False)
+    else:
+        kernels = partial(_given_optimizer, workload.optimizer or 0.0)
+    size, states = _optimizer_state(training)
+    return Optimizer(size, kernels, training.optimizer_fused, states)
 
 
-def _given_optimizer(seconds: float, numel: int, tensors: int) -> tuple[Kernel, ...]:
+def _optimizer_state(training: Training) -> tuple[int, int]:
+    """Bytes of state per element, and how many tensors they are."""
+    given = training.optimizer_state_bytes
+    if training.optimizer == "none":
+        return given or 0, 1
+    size = optimizer_state_bytes(training.optimizer) if given is None else given
+    states = max(1, optimizer_states(training.optimizer))
+    return size, states if size % states == 0 else 1
+
+
+def _given_optimizer(seconds: float, numels: tuple[int, ...]) -> tuple[Kernel, ...]:
     return (Kernel(name="optimizer", kind="unit", seconds=seconds),) if seconds else ()
 
 
 def _optimizer_step(
-    training: Training, clip_grad_norm: bool, numel: int, tensors: int
+    training: Training, clip_grad_norm: bool, numels: tuple[int, ...]
 ) -> tuple[Kernel, ...]:
-    if training.optimizer == "none" or not numel:
+    if training.optimizer == "none" or not sum(numels):
         return ()
     dtype = training.dtype
-    clip = clip_kernels(numel, tensors=tensors, grad_dtype=dtype)
+    clip = clip_kernels(numels, grad_dtype=dtype)
     step = optimizer_kernels(
-        numel,
+        numels,
         training.optimizer,
         fused=training.optimizer_fused,
-        tensors=tensors,
         param_dtype=dtype,
         grad_dtype=dtype,
     )

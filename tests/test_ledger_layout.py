@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from recordings import read_recording
 
 from fsdpsim.ledger.layout import Held, flat_layout, per_parameter_holding
-from fsdpsim.sharding import flat_parameter, per_parameter
+from fsdpsim.sharding import first_shard, flat_parameter, per_parameter
 from fsdpsim.workload import Param
 
 LINEAR = (Param(name="weight", shape=(4, 3)), Param(name="bias", shape=(3,)))
@@ -112,6 +112,15 @@ def test_fsdp1_puts_each_element_on_one_rank(
     assert covers([h.held for h in holdings], params)
     assert all(sum(p.numel for p in h.held) + h.padding == size.shard for h in holdings)
     assert sum(piece.numel for piece in layout.pieces) == size.padded
+
+
+@given(params=PARAMS, factor=FACTORS)
+def test_the_optimizer_of_fsdp1_sees_what_the_first_rank_has(
+    params: tuple[Param, ...], factor: int
+) -> None:
+    layout = flat_layout(params, factor, compute_dtype="bfloat16", use_orig_params=True)
+    pieces = first_shard(params, layout.size, "bfloat16")
+    assert pieces == tuple(held.numel for held in layout.holding(0).held)
 
 
 @given(params=PARAMS, factor=FACTORS)

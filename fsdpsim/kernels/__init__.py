@@ -7,6 +7,7 @@ from fsdpsim.kernels.optimizer import (
     clip_kernels,
     optimizer_kernels,
     optimizer_state_bytes,
+    optimizer_states,
 )
 
 __all__ = [
@@ -17,4 +18,5 @@ __all__ = [
     "merge",
     "optimizer_kernels",
     "optimizer_state_bytes",
+    "optimizer_states",
 ]

@@ -69,6 +69,7 @@ class Plan:
     free: dict[At, list[str]] = field(default_factory=dict)
 
     def live(self, name: str, start: At, end: At) -> None:
+        """Have ``name`` from its first step to its last."""
         """See the class."""
         self.allocate.setdefault(start, []).append(name)
         self.free.setdefault(end, []).append(name)

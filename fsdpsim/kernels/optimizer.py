@@ -6,6 +6,7 @@ one launch, and as many launches as its argument struct needs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fsdpsim.workload import DTYPE_BYTES, Kernel, Tensor
@@ -65,53 +66,60 @@ OPTIMIZERS: dict[str, tuple[tuple[Pass, ...], tuple[Pass, ...], int]] = {
 }
 
 
+def optimizer_states(optimizer: str) -> int:
+    """Tensors of state per parameter. Raises ``ValueError`` for an unknown optimizer."""
+    return _known(optimizer)[2]
+
+
 def optimizer_state_bytes(optimizer: str, state_dtype: str = "float32") -> int:
     """Bytes of state per local element. Raises ``ValueError`` for an unknown optimizer."""
-    return _known(optimizer)[2] * DTYPE_BYTES[state_dtype]
+    return optimizer_states(optimizer) * DTYPE_BYTES[state_dtype]
 
 
 def optimizer_kernels(
-    numel: int,
+    numels: Sequence[int],
     optimizer: str = "adamw",
     *,
     fused: bool = True,
-    tensors: int = 1,
     param_dtype: str = "float32",
     grad_dtype: str = "float32",
     state_dtype: str = "float32",
 ) -> tuple[Kernel, ...]:
-    """The kernels of one step over ``numel`` local elements in ``tensors`` tensors.
+    """The kernels of one step over local tensors of ``numels`` elements.
 
     ``fused`` reads and writes everything once; otherwise ``foreach`` runs one operation after the
-    other, with a scratch copy of the second moment for Adam. Raises ``ValueError`` for an optimizer
-    that is not one of :data:`OPTIMIZERS`.
+    other, with a scratch copy of each second moment for Adam. Raises ``ValueError`` for an
+    optimizer that is not one of :data:`OPTIMIZERS`.
     """
     foreach, one_kernel, _ = _known(optimizer)
     sizes = tuple(DTYPE_BYTES[dtype] for dtype in (param_dtype, grad_dtype, state_dtype))
     passes = one_kernel if fused else foreach
     scratch = [index for index, p in enumerate(passes) if p.scratch]
-    buffer = Tensor(name="denominator", nbytes=numel * sizes[2], category="temporaries")
+    numel = sum(numels)
+    buffers = tuple(
+        Tensor(name=f"denominator {n}", nbytes=numel * sizes[2], category="temporaries")
+        for n, numel in enumerate(numels)
+    )
     return tuple(
         Kernel(
             name=f"{optimizer}.{p.name}",
             nbytes=p.nbytes(numel, *sizes),
             dtype=param_dtype,
-            allocates=(buffer,) if scratch and index == scratch[0] else (),
-            frees=(buffer.name,) if scratch and index == scratch[-1] else (),
-            launches=_launches(numel, tensors, p.lists),
+            allocates=buffers if scratch and index == scratch[0] else (),
+            frees=tuple(b.name for b in buffers) if scratch and index == scratch[-1] else (),
+            launches=_launches(numel, len(numels), p.lists),
         )
         for index, p in enumerate(passes)
     )
 
 
-def clip_kernels(
-    numel: int, *, tensors: int = 1, grad_dtype: str = "float32"
-) -> tuple[Kernel, ...]:
-    """``clip_grad_norm_`` over local gradients: norms, total, coefficient, scaling in place.
+def clip_kernels(numels: Sequence[int], *, grad_dtype: str = "float32") -> tuple[Kernel, ...]:
+    """``clip_grad_norm_`` over local gradients of ``numels`` elements.
 
-    Without the all-reduce of the total norm, which is one element.
+    Norms, total, coefficient, scaling in place; without the all-reduce of the total norm, which is
+    one element.
     """
-    size = DTYPE_BYTES[grad_dtype]
+    size, numel, tensors = DTYPE_BYTES[grad_dtype], sum(numels), len(numels)
 
     def kernel(name: str, nbytes: int, launches: int = 1, kind: str = "elementwise") -> Kernel:
         return Kernel(

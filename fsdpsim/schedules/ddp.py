@@ -56,6 +56,10 @@ class DdpRuntime(Runtime):
             with program.for_unit(bucket.params[0][0]):
                 bucket.buffer = program.malloc(f"bucket {i}", size, "reduce_scatter")
 
+    def local_numels(self, unit: Unit) -> tuple[int, ...]:
+        """Each parameter is a tensor of its own."""
+        return tuple(p.numel for p in unit.params if p.requires_grad)
+
     def begin_microbatch(self, *, last: bool) -> None:
         """Enter ``no_sync()`` for all micro-batches but the last, if the scenario says so."""
         self.sync_gradients = last or not self.settings.no_sync

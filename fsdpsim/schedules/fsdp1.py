@@ -20,7 +20,7 @@ from fsdpsim.schedules.autograd import Node
 from fsdpsim.schedules.flat_param import FlatGradients, FlatParamHandle
 from fsdpsim.schedules.flat_unshard import FlatUnshard
 from fsdpsim.schedules.runtime import Runtime
-from fsdpsim.sharding import flat_parameter
+from fsdpsim.sharding import first_shard, flat_parameter
 from fsdpsim.workload import Param, Unit
 
 #: Strategies that free the unsharded flat parameter after forward and in every backward.
@@ -86,6 +86,13 @@ class Fsdp1Runtime(Runtime):
     def local_numel(self, unit: Unit) -> int:
         """The local shard, padding included."""
         return self.handles[unit.name].size.shard
+
+    def local_numels(self, unit: Unit) -> tuple[int, ...]:
+        """The flat parameter's shard, or what it has of each original parameter."""
+        handle = self.handles[unit.name]
+        if not self.settings.use_orig_params:
+            return (handle.size.shard,)
+        return first_shard(unit.params, handle.size, handle.param_dtype)
 
     def begin_microbatch(self, *, last: bool) -> None:
         """Enter ``no_sync()`` for all micro-batches but the last, if the scenario says so."""

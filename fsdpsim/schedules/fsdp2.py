@@ -109,16 +109,22 @@ class Fsdp2Runtime(Runtime):
         """The sharded parameters live from here on."""
         for group in self.groups.values():
             with self.program.for_unit(group.unit.name):
-                size = nbytes(group.size.shard, group.orig_dtype)
                 if self.offload is None:
-                    self.program.malloc("sharded_param", size, "parameters")
+                    for param in group.unit.params:
+                        size = nbytes(group.shard_numel(param), group.orig_dtype)
+                        self.program.malloc("sharded_param", size, "parameters")
                 else:
-                    self.offload.keep("parameters", size)
+                    self.offload.keep("parameters", nbytes(group.size.shard, group.orig_dtype))
                     self.offload.keep("gradients", nbytes(group.trained.shard, group.orig_dtype))
 
     def local_numel(self, unit: Unit) -> int:
         """The local shards of trained parameters."""
         return self.groups[unit.name].trained.shard
+
+    def local_numels(self, unit: Unit) -> tuple[int, ...]:
+        """Each parameter is a tensor of its own."""
+        group = self.groups[unit.name]
+        return tuple(group.shard_numel(p) for p in unit.params if p.requires_grad)
 
     def begin_microbatch(self, *, last: bool) -> None:
         """The setters for gradient accumulation apply to all micro-batches but the last."""

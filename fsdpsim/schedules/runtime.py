@@ -21,10 +21,12 @@ class Optimizer:
 
     state_bytes: int
     """Bytes of state per local element."""
-    kernels: Callable[[int, int], tuple[Kernel, ...]]
-    """(local elements, local tensors) -> the kernels of one step."""
+    kernels: Callable[[tuple[int, ...]], tuple[Kernel, ...]]
+    """Elements of the local tensors -> the kernels of one step."""
     fused: bool
     """Whether one kernel does all."""
+    states: int = 1
+    """Tensors of state per local tensor, which share these bytes equally."""
 
 
 def _offload(scenario: Scenario, program: Program, costs: Costs) -> Offload | None:
@@ -92,6 +94,10 @@ class Runtime:
         """Trained elements of ``unit`` that this rank's optimizer updates."""
         return sum(p.numel for p in unit.params if p.requires_grad)
 
+    def local_numels(self, unit: Unit) -> tuple[int, ...]:
+        """Those elements by tensor of the optimizer; here one flat tensor has them all."""
+        return (self.local_numel(unit),)
+
     def zero_grad(self) -> None:
         """Drop the gradients that the optimizer has used (``set_to_none=True``)."""
 
@@ -110,8 +116,7 @@ class Runtime:
     def optimizer_kernels(self) -> tuple[Kernel, ...]:
         """The kernels of one step over all that this rank updates."""
         units = [unit for unit in self.workload.units if unit.requires_grad]
-        tensors = sum(p.requires_grad for unit in units for p in unit.params)
-        return self.optimizer.kernels(sum(map(self.local_numel, units)), tensors)
+        return self.optimizer.kernels(tuple(n for unit in units for n in self.local_numels(unit)))
 
     def create_optimizer_state(self) -> None:
         """The optimizer's state appears at the first step."""
@@ -122,13 +127,16 @@ class Runtime:
                     self.allocate_optimizer_state(unit)
 
     def allocate_optimizer_state(self, unit: Unit) -> None:
-        """Two moments for Adam; nothing for plain SGD."""
-        size = self.local_numel(unit) * self.optimizer.state_bytes
+        """Two moments of each local tensor for Adam; nothing for plain SGD."""
+        state, count = self.optimizer.state_bytes, self.optimizer.states
         if self.offload is not None:
-            self.offload.keep("optimizer_state", size)
-        elif size:
+            self.offload.keep("optimizer_state", self.local_numel(unit) * state)
+        elif state:
             with self.program.for_unit(unit.name):
-                self.program.malloc("optimizer_state", size, "optimizer_state")
+                for numel in self.local_numels(unit):
+                    for _ in range(count):
+                        size = numel * state // count
+                        self.program.malloc("optimizer_state", size, "optimizer_state")
 
     def end_step(self) -> None:
         """The end of an optimizer step as the host sees it."""

@@ -40,6 +40,7 @@ def scenario_of(row: Row, data: Measurements, *, efficiency: float | None = None
         "training": _training(row, recipe),
         "fsdp": _fsdp(row, recipe, data),
         "hardware": hardware,
+        "allocator": recipe["allocator"],
     }
     return load(tables)
 
@@ -97,8 +98,8 @@ def _read_toml(name: str) -> Mapping[str, Any]:
 
 
 def recipe_of(row: Row) -> Mapping[str, Tables]:
-    """The settings of the row's training code: the tables ``training`` and ``fsdp``."""
-    merged: dict[str, Tables] = {"training": {}, "fsdp": {}}
+    """The settings of the row's training code: tables ``training``, ``fsdp`` and ``allocator``."""
+    merged: dict[str, Tables] = {"training": {}, "fsdp": {}, "allocator": {}}
     for recipe in _read_toml("recipes.toml")["recipe"]:
         if _applies(recipe, row):
             for table, settings in merged.items():
