@@ -105,7 +105,7 @@ def test_out_of_memory_is_a_result_and_invalid_points_have_a_reason(rows: list[R
     statuses = {row.settings["fsdp.sharding_factor"]: row.status for row in rows}
     assert statuses == {1: "ok", 2: "oom", 3: "invalid", 4: "ok", 8: "ok"}
     lost = next(row for row in rows if row.status == "oom")
-    assert lost.reason == "grad unit.2 of unit.2 in backward of iteration 2"
+    assert lost.reason == "reduce_scatter_output of unit.3 in backward of iteration 2"
     assert lost.figures["peak_reserved_bytes"] > 0
     assert lost.figures["step_time_s"] is None
 

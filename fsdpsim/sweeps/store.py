@@ -162,6 +162,8 @@ def _complete_rows(file: BinaryIO) -> int:
     file.seek(0)
     end = next_index = 0
     for line in file:
+        if not line.endswith(b"\n"):
+            break  # also a whole row: the next one would be put on its line
         try:
             next_index = Row.of_json(line.decode()).point + 1
         except ValueError:
