@@ -33,17 +33,18 @@ class Span {
   /** Show `low` to `high`, as far as the limits allow. */
   show(low, high) {
     const [first, last] = this.limits;
-    const length = Math.min(Math.max(high - low, this.least), last - first);
-    const middle = (low + high) / 2;
-    this.low = Math.min(Math.max(middle - length / 2, first), last - length);
-    this.high = this.low + length;
+    const length = Math.max(high - low, this.least);
+    if (length >= last - first) [this.low, this.high] = this.limits;
+    else {
+      this.low = Math.min(Math.max((low + high - length) / 2, first), last - length);
+      this.high = this.low + length;
+    }
     this.changed();
   }
 
   /** Zoom by `factor` (more than 1: closer) so that `time` stays where it is. */
   zoom(factor, time = (this.low + this.high) / 2) {
-    const [first, last] = this.limits;
-    const length = Math.min(Math.max(this.length / factor, this.least), last - first);
+    const length = Math.max(this.length / factor, this.least);
     const low = time - this.share(time) * length;
     this.show(low, low + length);
   }
