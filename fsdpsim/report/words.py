@@ -29,8 +29,9 @@ def heading(result: Result) -> Element:
     """What was simulated."""
     scenario = result.scenario
     words = [f"runtime {scenario.fsdp.runtime}"]
+    size = scenario.world_size
     if scenario.hardware is not None:
-        words.append(f"{scenario.world_size} GPUs ({scenario.hardware.gpu})")
+        words.append(f"{size} GPU{'s' if size > 1 else ''} ({scenario.hardware.gpu})")
         words.append(f"F = {scenario.shard_factor}")
     words.append(f"iterations: {scenario.iterations}")
     words.append(f"ops: {len(result.ops):,}")

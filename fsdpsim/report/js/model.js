@@ -1,7 +1,7 @@
 // ---- model.js: decodes the page's data block into columns. Times are seconds from the start.
 
 const NOTHING = -1;
-const ALONE = ["copy", "all_gather", "reduce_scatter", "all_reduce"];
+const GROUPED = ["forward", "recompute", "backward", "optimizer"];
 
 /** First index of the sorted `column` whose value is greater than `value`. */
 function firstAbove(column, value) {
@@ -121,7 +121,7 @@ class Model {
 
   /** Kernels of one unit and kind share a text; anything else has its own. */
   _groupKey(lane, columns, i) {
-    if (lane.isHost || ALONE.includes(this.text(columns.kind[lane.item[i]]))) return i;
+    if (lane.isHost || !GROUPED.includes(this.text(columns.kind[lane.item[i]]))) return i;
     return `${columns.kind[lane.item[i]]} ${lane.unit[i]} ${lane.iteration[i]}`;
   }
 }

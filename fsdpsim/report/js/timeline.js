@@ -84,7 +84,9 @@ class TimelineChart {
     if (!times.length) return;
     context.textAlign = "left";
     context.fillStyle = this.app.colour("quiet");
-    const text = `issued all of this from ${facts.moment(times[0])} to ${facts.moment(times.at(-1))}`;
+    const [first, last] = [times[0], times.at(-1)].map((time) => facts.moment(time));
+    const when = first === last ? `at ${first}` : `from ${first} to ${last}`;
+    const text = `issued all of this ${when}`;
     context.fillText(text, box.left + box.height / 2, box.top + box.height / 2);
   }
 
