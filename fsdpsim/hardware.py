@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from statistics import NormalDist
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
@@ -185,6 +186,11 @@ class Hardware(_Table):
     """Calibration: matrix products run at this times ``gemm_efficiency``, which was measured in
     loops of one kernel with nothing beside: power limit, clocks and library versions differ. 1.0
     means that nothing was calibrated."""
+    # Sinha et al. (SC 2022, arXiv 2208.11035): identical GPUs of five clusters vary by 8 % on
+    # average from whisker to whisker, which of a normal distribution is 5.4 standard deviations.
+    speed_spread: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.015
+    """Relative standard deviation of the GPUs' speed in matrix products. Ranks wait for each other,
+    so that a job runs at the pace of its slowest GPU; ``efficiency`` is of the mean one."""
     multiprocessors: Count
     """Streaming multiprocessors (AMD: compute units)."""
 
@@ -291,6 +297,15 @@ class Hardware(_Table):
     def world_size(self) -> int:
         """Ranks: one per GPU."""
         return self.nodes * self.gpus_per_node
+
+    @property
+    def slowest_rank(self) -> float:
+        """How many times longer than on the mean GPU matrix products take on the slowest.
+
+        1 + spread x the expected largest of N standard normal numbers (Blom 1958).
+        """
+        n = self.world_size
+        return 1 + self.speed_spread * NormalDist().inv_cdf((n - 0.375) / (n + 0.25))
 
     def taken_by_collective(self, nodes: int) -> float:
         """Share of the GPU that a collective over ``nodes`` takes from the kernels beside it."""

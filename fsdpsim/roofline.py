@@ -1,10 +1,11 @@
 """Seconds of a kernel: the slower of its arithmetic and its memory traffic (Williams et al. 2009).
 
 seconds = max(FLOPs / (peak x efficiency), floor + bytes / (bandwidth x efficiency)), the rate of
-matrix products times ``Hardware.efficiency``. The floor (launch latency on the GPU, ramp of the
-first and last wave) makes memory-bound kernels slow when small: half of the bandwidth is reached at
-floor x bandwidth bytes, 8 MB on a H100. Arithmetic has no floor of its own, since the published
-GEMM efficiencies are of whole kernels and contain it.
+matrix products times ``Hardware.efficiency`` and of the slowest rank (``Hardware.slowest_rank``).
+The floor (launch latency on the GPU, ramp of the first and last wave) makes memory-bound kernels
+slow when small: half of the bandwidth is reached at floor x bandwidth bytes, 8 MB on a H100.
+Arithmetic has no floor of its own, since the published GEMM efficiencies are of whole kernels and
+contain it.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def _arithmetic_seconds(kernel: Kernel, hardware: Hardware, dtype: str) -> float
 def _tensor_efficiency(kernel: Kernel, flops: float, hardware: Hardware) -> float:
     if kernel.kind == "attention":
         return attention_efficiency(kernel, hardware)
-    return gemm_efficiency(flops / kernel.launches, hardware) * hardware.efficiency
+    mean = gemm_efficiency(flops / kernel.launches, hardware) * hardware.efficiency
+    return mean / hardware.slowest_rank
 
 
 def attention_efficiency(kernel: Kernel, hardware: Hardware) -> float:

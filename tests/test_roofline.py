@@ -26,13 +26,18 @@ def gemm(m: int, n: int, k: int) -> Kernel:
     )
 
 
+def alone(gpu: str = "H100-SXM-80GB", **keys: object) -> Hardware:
+    """One GPU in a loop of one kernel: nothing calibrated, and no other rank to wait for."""
+    return Hardware(gpu=gpu, efficiency=1.0, gpus_per_node=1, **keys)
+
+
 # ---- published kernels
 
 
 @pytest.mark.parametrize(("gpu", "column"), [("A100-SXM-80GB", 3), ("H100-SXM-80GB", 4)])
 def test_measured_matrix_products(gpu: str, column: int) -> None:
     """17 shapes of language models; the efficiency depends on 2MNK alone, so shape scatters."""
-    hardware = Hardware(gpu=gpu)
+    hardware = alone(gpu)
     errors = []
     for row in SHAPES:
         m, n, k = row[:3]
@@ -122,7 +127,7 @@ def test_given_seconds_win(seconds: float, flops: float, nbytes: float) -> None:
 
 
 def test_the_two_sides_of_the_roofline() -> None:
-    hardware = Hardware(
+    hardware = alone(
         peak_flops=1e15,
         memory_bandwidth=1e12,
         memory_efficiency=0.5,
@@ -142,7 +147,7 @@ def test_the_two_sides_of_the_roofline() -> None:
 
 @pytest.mark.parametrize("gpu", preset_names())
 def test_the_ridge_point_divides_compute_from_memory(gpu: str) -> None:
-    hardware = Hardware(gpu=gpu, kernel_floor=0)
+    hardware = alone(gpu, kernel_floor=0)
     ridge, nbytes = ridge_point(hardware), 1e12
 
     def seconds(flops: float) -> float:
@@ -243,7 +248,7 @@ def test_the_curve_passes_through_its_points(gpu: str) -> None:
 def test_calibration_scales_matrix_products_only(
     kind: str, flops: float, nbytes: float, share: float
 ) -> None:
-    plain, calibrated = Hardware(), Hardware(efficiency=share)
+    plain, calibrated = Hardware(efficiency=1.0), Hardware(efficiency=share)
     work = Kernel(name="k", kind=kind, flops=flops)
     expected = kernel_seconds(work, plain) / (share if kind in ("gemm", "unit") else 1)
     assert kernel_seconds(work, calibrated) == pytest.approx(expected)

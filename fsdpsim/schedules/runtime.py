@@ -147,11 +147,15 @@ class Runtime:
     def _sum_logged_metrics(self) -> None:
         """Logged metrics are summed over the ranks: the host launches for each rank and state.
 
-        Source: ``_simple_gather_all_tensors`` of torchmetrics, which makes a tensor for every rank
-        and gathers into the list of them; a cross-entropy has two states, its sum and its count.
+        Source: ``_simple_gather_all_tensors`` of torchmetrics, which fills a tensor with zeros for
+        every rank and gathers into the list of them, so that ``ProcessGroupNCCL::allgather`` copies
+        to each on NCCL's stream; the allocator then records and queries an event for each. A
+        cross-entropy has two states, its sum and its count.
         """
-        launches = 2 * 2 * self.training.logged_cross_entropies * self.scenario.world_size
-        self.program.host_work(launches * self.costs.launch_seconds, "logged_metrics")
+        host = self.costs.hardware.host
+        each = 2 * self.costs.launch_seconds + host.event_record + host.event_query
+        tensors = 2 * self.training.logged_cross_entropies * self.scenario.world_size
+        self.program.host_work(tensors * each, "logged_metrics")
 
     # ---- recording
 

@@ -12,8 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from fsdpsim.hardware import Hardware, preset_names
 from fsdpsim.scenario import Scenario, load
-from fsdpsim.validate.rows import Measurements, Row, measured_step_seconds
+from fsdpsim.validate.rows import GIB, Measurements, Row, measured_step_seconds
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -29,7 +30,7 @@ def scenario_of(row: Row, data: Measurements, *, efficiency: float | None = None
 
     Raises :class:`SkipRow` with a reason where there is none.
     """
-    _check(row, data)
+    _check(row)
     recipe = recipe_of(row)
     hardware = _hardware(row, data)
     if efficiency is not None:
@@ -48,20 +49,9 @@ def scenario_of(row: Row, data: Measurements, *, efficiency: float | None = None
 # ---- what is out of reach
 
 
-def _check(row: Row, data: Measurements) -> None:
+def _check(row: Row) -> None:
     for reason in _obstacles(row):
         raise SkipRow(reason)
-    if _shares_note(row, data, "compile setting not stated"):
-        raise SkipRow("whether it was compiled is not stated")
-
-
-def _shares_note(row: Row, data: Measurements, text: str) -> bool:
-    """Whether ``row``, or another from the same place of its source, has this note."""
-
-    def place(r: Row) -> tuple[object, object]:
-        return r.get("source"), r.get("loc") or r["id"]
-
-    return any(text in str(r.get("notes")) for r in data.rows if place(r) == place(row))
 
 
 def _obstacles(row: Row) -> Iterator[str]:
@@ -254,11 +244,9 @@ FAMILIES = (("MPT", "mpt"), ("GPT", "gpt2"), ("Llama", "llama"), ("Qwen3", "qwen
 def _hardware(row: Row, data: Measurements) -> Tables:
     if row["hw"] not in data.hardware:
         raise SkipRow(f"machine {row['hw']!r} is not in the table of hardware")
-    facts, local = data.hardware[row["hw"]], data.hardware[row["hw"]]["gpus_per_node"]
-    machine = _read_toml("machines.toml").get(row["hw"])
-    if machine is None:
-        raise SkipRow(f"no preset for the machine {row['hw']!r}: {facts['gpu']}")
-    local = min(local, row["n_gpus"])
+    facts = data.hardware[row["hw"]]
+    machine = _read_toml("machines.toml").get(row["hw"]) or {"gpu": _preset(facts)}
+    local = min(facts["gpus_per_node"], row["n_gpus"])
     if row["n_gpus"] % local:
         raise SkipRow(f"{row['n_gpus']} GPUs do not fill nodes of {local}")
     tables = {
@@ -272,3 +260,12 @@ def _hardware(row: Row, data: Measurements) -> Tables:
             f"{facts['inter_gbps_per_node'] / facts['gpus_per_node']} Gb/s"
         )
     return tables
+
+
+def _preset(facts: Mapping[str, Any]) -> str:
+    """The preset of a machine's GPU: the one of its family whose memory is nearest."""
+    family = [name for name in preset_names() if name.partition("-")[0] in facts["gpu"]]
+    if not family:
+        raise SkipRow(f"no preset for the GPU {facts['gpu']!r}")
+    memory = (facts.get("gpu_mem_gib") or 0) * GIB
+    return min(family, key=lambda name: abs(Hardware.model_validate({"gpu": name}).memory - memory))
