@@ -154,7 +154,7 @@ class Result:
                         for op in ops
                         if self.costs.groups[op.collective.group].nodes > 1
                     ),
-                    time_s=sum(op.seconds for op in ops),
+                    time_s=sum(op.end - op.start for op in ops),  # type: ignore[operator]
                     exposed_s=total(subtract(self.busy(ops), self.compute_busy)),
                 )
         return found
@@ -170,7 +170,7 @@ class Result:
                 found[kind] = TransferSummary(
                     count=len(ops),
                     bytes_copied=sum(op.nbytes for op in ops),
-                    time_s=sum(op.seconds for op in ops),
+                    time_s=sum(op.end - op.start for op in ops),  # type: ignore[operator]
                     exposed_s=total(subtract(self.busy(ops), self.compute_busy)),
                 )
         return found

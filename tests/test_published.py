@@ -2,52 +2,52 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from statistics import fmean
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from fsdpsim.simulate import simulate
-from fsdpsim.validate import Prediction, predict, read_measurements, scenario_of
+from fsdpsim.validate import Check, Measurements, read_measurements, scenario_of
+from fsdpsim.validate.checks import GROUPS, exposed_on_a_mean_rank
 
 DATA = read_measurements()
 
-pytestmark = pytest.mark.slow
+#: Figures that the simulator does not reach; README says so too.
+MISSED = {
+    "MPT-7B, 8 to 512 H100: throughput lost %",
+    "Llama 3 8B, batch 1: 8 minus 64 GPUs, reserved GiB",
+    "reserved over active: fsdp2_ac",
+    "reserved over active: nemo_fsdp2_70b",
+}
 
 
-def test_kernel_digest_of_the_70b_step() -> None:
-    """NeMo Automodel's nsys report, FSDP2 on 64 H100: counts, mean durations, step time."""
-    profile = next(p for p in DATA.profiles if p["id"] == "prof-nemo-fsdp2-fp32rs")
-    result = simulate(scenario_of(DATA.row(profile["row"]), DATA))
-    durations = defaultdict(list)
-    for op in result.ops:
-        if op.iteration == result.scenario.iterations - 1:
-            durations[op.kind].append(op.end - op.start)
-    for published in profile["collectives"]:
-        simulated = durations[published["op"]]
-        assert len(simulated) == published["count"]
-        assert fmean(simulated) == pytest.approx(published["mean_ms"] / 1000, rel=0.15)
-    assert result.step_time == pytest.approx(profile["step_ms"] / 1000, rel=0.08)
+@pytest.mark.slow
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.__name__)
+def test_published_figures(group: Callable[[Measurements], Iterator[Check]]) -> None:
+    missed = set()
+    for check in group(DATA):
+        print(f"{check.name}: published {check.published:.4g}, predicted {check.predicted:.4g}")
+        if not check.holds:
+            missed.add(check.name)
+    assert missed <= MISSED
 
 
-def test_what_resharding_after_forward_costs_on_llama_3_8b() -> None:
-    never, always = (_predicted(DATA.row(f"tt-log-reshard-{how}")) for how in ("never", "always"))
-    identity = next(m for m in DATA.memory_identities if m["name"] == "reshard never minus default")
-    more = (never.peak_reserved - always.peak_reserved) / 2**30
-    assert more == pytest.approx(identity["measured_gib"], rel=0.05)
-    assert never.step_time is not None and always.step_time is not None
-    assert 1.01 < always.step_time / never.step_time < 1.05
+def test_a_range_includes_its_ends() -> None:
+    def check(predicted: float) -> Check:
+        return Check(name="x", published=10.0, predicted=predicted, low=9.0, high=11.0)
+
+    assert check(9.0).holds and check(11.0).holds
+    assert not check(8.999).holds and not check(11.001).holds
+    assert check(12.0).as_dict()["holds"] is False
 
 
-def test_backward_prefetch_of_gpt_175b_on_128_a100() -> None:
-    """The FSDP paper's Figure 6b: about 18 %."""
-    row = {**DATA.row("vldb-175b-bs2-128"), "tps_per_gpu": 1.0}  # what is measured does not matter
-    times = {}
-    for prefetch in ("BACKWARD_PRE", "NO_PREFETCH"):
-        times[prefetch] = _predicted({**row, "backward_prefetch": prefetch}).step_time
-    assert 1.10 < times["NO_PREFETCH"] / times["BACKWARD_PRE"] < 1.30
-
-
-def _predicted(row: Any) -> Prediction:
-    return predict(scenario_of(row, DATA))
+def test_a_mean_rank_waits_for_the_slowest() -> None:
+    """Its exposed communication is what it computes less, since all ranks have one step time."""
+    scenario = scenario_of(DATA.row("tt-log-reshard-default"), DATA)
+    spread = scenario.device.model_copy(update={"speed_spread": 0.0})
+    equal = scenario.model_copy(update={"hardware": spread})
+    slowest, alone = simulate(scenario), simulate(equal)
+    waiting = exposed_on_a_mean_rank(scenario, slowest) - slowest.exposed_communication
+    assert waiting == pytest.approx(slowest.compute_time - alone.compute_time)
+    assert waiting > 0
+    assert exposed_on_a_mean_rank(equal, alone) == alone.exposed_communication

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Predict every row that can be modelled, and print what was found."""
-    from fsdpsim.validate import RowsError, read_measurements, report
+    from fsdpsim.validate import RowsError, read_measurements, report, run_checks
 
     try:
         data = read_measurements(args.rows) if args.rows else read_measurements()
@@ -66,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
         return _fit(data, args)
     outcomes = _outcomes(data, args)
     found = report(outcomes, data)
+    if args.rows is None and not args.only:
+        found["checks"] = [check.as_dict() for check in run_checks(data, jobs=args.jobs)]
     if args.output is not None:
         _write(found, args.output)
     if args.json:
@@ -117,7 +120,7 @@ def _write(found: dict[str, Any], folder: Path) -> None:
 def _print(found: dict[str, Any]) -> None:
     console = common.console()
     tables = [_rows(found["rows"]), _skipped(found["skipped"]), _sources(found), _trends(found)]
-    for table in (*tables, _overall(found)):
+    for table in (*tables, _checks(found.get("checks", ())), _overall(found)):
         if table.row_count:
             console.print(table)
             console.print()
@@ -184,6 +187,15 @@ def _trends(found: dict[str, Any]) -> Table:
         table.add_row(f"{trend['quantity']} ({_signed(trend['bias_per_doubling'])})")
         for label, errors in trend["bins"].items():
             table.add_row(f"  {label}", *_error_cells(errors))
+    return table
+
+
+def _checks(checks: Sequence[dict[str, Any]]) -> Table:
+    table = _table("Other published figures", "", "published", "predicted", "allowed", "")
+    for check in checks:
+        figures = (f"{check[key]:.4g}" for key in ("published", "predicted"))
+        allowed = f"{check['low']:.4g} to {check['high']:.4g}"
+        table.add_row(check["name"], *figures, allowed, "" if check["holds"] else "missed")
     return table
 
 

@@ -1,5 +1,6 @@
 """Predictions against published training runs, and how far off they are."""
 
+from fsdpsim.validate.checks import Check, run_checks
 from fsdpsim.validate.fit import fit_efficiencies
 from fsdpsim.validate.predict import Outcome, Prediction, predict, predict_row, predict_rows
 from fsdpsim.validate.report import as_csv, report
@@ -8,6 +9,7 @@ from fsdpsim.validate.scenarios import SkipRow, scenario_of
 
 __all__ = [
     "MEASUREMENTS",
+    "Check",
     "Measurements",
     "Outcome",
     "Prediction",
@@ -20,5 +22,6 @@ __all__ = [
     "predict_rows",
     "read_measurements",
     "report",
+    "run_checks",
     "scenario_of",
 ]
