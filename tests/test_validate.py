@@ -93,6 +93,30 @@ def test_a_file_that_holds_no_rows(
     assert str(path) in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("hw", None), ("n_gpus", 0), ("tps_per_gpu", "fast"), ("strategy", 3), ("seq_len", True)],
+)
+def test_a_field_of_a_wrong_type_is_named(
+    key: str, value: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([DATA.rows[0], {**DATA.rows[1], key: value}]))
+    assert main(["validate", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert f"rows[1] ({DATA.rows[1]['id']}): {key}: " in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"strategy": None}, {"strategy": "all of it"}, {"shard_factor": 3}, {"n_gpus": "8-16"}],
+)
+def test_a_row_that_cannot_be_a_scenario_is_skipped(fields: dict[str, object]) -> None:
+    row = next(r for r in DATA.rows if r["impl"] == "FSDP1" and is_clean(r) and _bf16_fsdp(r))
+    assert predict_row(DATA, {**row, **fields}).skipped
+
+
 def test_a_row_without_activation_checkpointing_is_skipped() -> None:
     row = {**DATA.rows[0], "act_ckpt": None}
     outcome = predict_row(DATA, row)

@@ -11,7 +11,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError
 
 #: The data set that ``fsdpsim validate`` reads by default.
 MEASUREMENTS = Path(__file__).parents[1] / "data" / "measurements.json"
@@ -24,6 +26,33 @@ Row = Mapping[str, Any]
 
 class RowsError(ValueError):
     """A file of rows that cannot be used; the message names it."""
+
+
+_Count = Annotated[int, Field(ge=1, strict=True)]
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+
+
+class _Fields(BaseModel):
+    """Types of what is read of a row; a count may also be a text such as "8 to 512"."""
+
+    id: str
+    hw: str
+    model: str
+    source: str | None = None
+    date: str | None = None
+    impl: str | None = None
+    strategy: str | None = None
+    n_gpus: _Count | str | None = None
+    shard_factor: _Count | None = None
+    micro_batch: _Count | str | None = None
+    seq_len: _Count | str | None = None
+    grad_accum: _Count | None = None
+    backward_prefetch: str | None = None
+    tps_per_gpu: _Positive | None = None
+    step_time_s: _Positive | None = None
+    mfu_pct: _Positive | None = None
+    hfu_pct: _Positive | None = None
+    peak_mem_gib: _Positive | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +81,8 @@ def read_measurements(path: Path = MEASUREMENTS) -> Measurements:
     rows = tables.get("rows")
     if not isinstance(rows, list) or not all(isinstance(r, Mapping) and "id" in r for r in rows):
         raise RowsError(f"{path}: needs a list `rows` of objects, each with an `id`")
+    for number, row in enumerate(rows):
+        _check_fields(path, f"rows[{number}] ({row['id']})", row)
     shipped = _read_json(MEASUREMENTS)
     return Measurements(
         rows=tuple(rows),
@@ -60,6 +91,18 @@ def read_measurements(path: Path = MEASUREMENTS) -> Measurements:
         profiles=tuple(tables.get("profiles", ())),
         memory_identities=tuple(tables.get("memory_identities", ())),
     )
+
+
+def _check_fields(path: Path, where: str, row: Row) -> None:
+    try:
+        _Fields.model_validate(row)
+    except ValidationError as errors:
+        first = errors.errors()[0]
+        key, given = first["loc"][0], first["input"]
+        raise RowsError(
+            f"{path}: {where}: {key}: "
+            + ("is missing" if first["type"] == "missing" else f"{given!r}: {first['msg']}")
+        ) from None
 
 
 def _read_json(path: Path) -> Any:

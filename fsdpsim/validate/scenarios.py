@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpsim.hardware import Hardware, preset_names
-from fsdpsim.scenario import Scenario, load
+from fsdpsim.scenario import Scenario, ScenarioError, load
 from fsdpsim.validate.rows import GIB, Measurements, Row, measured_step_seconds
 
 DATA = Path(__file__).parents[1] / "data"
@@ -43,7 +43,10 @@ def scenario_of(row: Row, data: Measurements, *, efficiency: float | None = None
         "hardware": hardware,
         "allocator": recipe["allocator"],
     }
-    return load(tables)
+    try:
+        return load(tables)
+    except ScenarioError as error:
+        raise SkipRow(str(error)) from None
 
 
 # ---- what is out of reach
@@ -168,13 +171,16 @@ def _fsdp(row: Row, recipe: Mapping[str, Tables], data: Measurements) -> Tables:
 
 def _fsdp1(row: Row, recipe: Mapping[str, Tables], data: Measurements) -> Tables:
     strategies = ("HYBRID_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "FULL_SHARD")
+    strategy = next((s for s in strategies if s in str(row.get("strategy"))), None)
+    if strategy is None:
+        raise SkipRow(f"sharding strategy {row.get('strategy')!r} is not known")
     prefetch = re.match(
         r"BACKWARD_PRE|BACKWARD_POST|NO_PREFETCH", row.get("backward_prefetch") or ""
     )
     limit = row.get("limit_all_gathers")
     tables = {
         "runtime": "fsdp1",
-        "sharding_strategy": next(s for s in strategies if s in row["strategy"]),
+        "sharding_strategy": strategy,
         "backward_prefetch": prefetch[0] if prefetch else "BACKWARD_PRE",
         "forward_prefetch": row.get("forward_prefetch") is True,
         "limit_all_gathers": limit is not False,
@@ -198,7 +204,7 @@ def _fsdp2(row: Row, recipe: Mapping[str, Tables], data: Measurements) -> Tables
             tables[key] = int(depth[1])
     if "embedding and output wrapped" in str(row.get("notes") or ""):
         tables |= {"wrap_embedding": True, "wrap_head": True}
-    if row.get("reshard_after_forward") is False or row["strategy"] == "SHARD_GRAD_OP":
+    if row.get("reshard_after_forward") is False or row.get("strategy") == "SHARD_GRAD_OP":
         tables["reshard_after_forward"] = False
     else:
         kept = _not_resharded(recipe, data.models[row["model"]]["n_layers"])
