@@ -220,7 +220,7 @@ class Training(Table):
     """Grouped keys and values are copied to every head before attention, as torchtitan did until
     2025."""
     frozen: tuple[str, ...] = ()
-    """Units or parameters that are not trained; names may hold ``*``."""
+    """Units, modules or parameters that are not trained; names may hold ``*``."""
     read_loss: StrictBool = False
     """The host reads the loss after each step, so it waits for the GPU."""
     granularity: Literal["kernels", "units"] | None = None
