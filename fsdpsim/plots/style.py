@@ -54,6 +54,7 @@ HOST = {
     "read_loss": Look(colour="#bf9973", label="wait: read loss"),
     "cuda_malloc": Look(colour="#87e0c2", label="wait: cudaMalloc"),
     "alloc_retry": Look(colour="#992600", label="wait: allocation retry"),
+    "gradient_buckets": Look(colour="#88aa11", label="wait: gradient buckets"),
     "offload": Look(colour="#0d4a7a", label="wait: offloaded gradients"),
     "blocking_copy": Look(colour="#3f9be0", label="wait: blocking copy"),
     "cpu_optimizer": Look(colour="#7a21dd", label="wait: optimizer on the CPUs"),
