@@ -157,7 +157,7 @@ def _short(text: str) -> str:
 
 def _ticks(bars: Sequence[Bar], points: float) -> list[str]:
     """Labels below the bars of a panel of ``points``: a line per word, each short enough."""
-    room = points / max(len(bars), 1)
+    room = 0.94 * points / max(len(bars), 1)
     lines = ([shortened(x, TEXT_SIZE, room) for x in bar.label.split(", ")] for bar in bars)
     return ["\n".join(bar[:3]) for bar in lines]
 
