@@ -349,6 +349,10 @@ FAULTS = {
         tables(workload__calls=["unit.0", "unit.4"]),
         'workload.calls: "unit.4" is not a part of any unit; did you mean unit.3?',
     ),
+    "nothing to checkpoint": (
+        tables("fsdp2", workload__checkpointed=["unit.1", "units.*"]),
+        'workload.checkpointed: "units.*" is not a part of any unit; did you mean unit.',
+    ),
     "setters of no unit": (
         tables("fsdp2", fsdp__overrides={"unit.9": {"reshard_after_forward": False}}),
         'fsdp.overrides."unit.9": "unit.9" is not a unit; did you mean unit.3?',
