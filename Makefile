@@ -4,8 +4,13 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3 || command -v pyth
 BIN := .venv/bin
 INSTALLED := .venv/installed
 WHEEL_BIN := .venv-wheel/bin
-PIP_INSTALL := pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP_INSTALL := pip install --quiet --disable-pip-version-check
 DEMO := textbook_backward_prefetch
+
+# Not as options of pip: what builds the package, setuptools, heeds only these (from pip 25.3 on the
+# second, before that the first).
+export PIP_CONSTRAINT := constraints.txt
+export PIP_BUILD_CONSTRAINT := constraints.txt
 
 .PHONY: help demo test test-all bench lint wheel wheel-test clean
 .DELETE_ON_ERROR:

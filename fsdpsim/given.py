@@ -7,6 +7,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from fsdpsim.frozen import freeze
 from fsdpsim.hardware import Hardware
 from fsdpsim.scenario.workload_tables import ROOT, Training
 from fsdpsim.scenario.workload_tables import Workload as WorkloadTable
@@ -16,9 +17,9 @@ COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 def given_workload(table: WorkloadTable, training: Training, hardware: Hardware) -> Workload:
-    """Units and parts of ``table``."""
+    """Units and parts of ``table``. Raises ``FaultsError`` for unknown names in ``frozen``."""
     rows = list(_rows(table))
-    units = tuple(_unit(row, table, training) for row in rows)
+    units = freeze([_unit(row, table) for row in rows], training.frozen)
     parts = tuple(p for row in rows for p in _parts(row, table, training, hardware))
     if not any(unit.is_root for unit in units):
         units = (*units, Unit(name=ROOT, is_root=True))
@@ -50,7 +51,7 @@ def _entry(value: Any, index: int) -> Any:
     return value[index] if isinstance(value, list) else value
 
 
-def _unit(row: Mapping[str, Any], table: WorkloadTable, training: Training) -> Unit:
+def _unit(row: Mapping[str, Any], table: WorkloadTable) -> Unit:
     name = row["name"]
     if row["params"]:
         params = tuple(
@@ -58,22 +59,17 @@ def _unit(row: Mapping[str, Any], table: WorkloadTable, training: Training) -> U
                 name=p.name or f"{name}.{i}",
                 shape=p.shape,
                 dtype=p.dtype,
-                requires_grad=p.requires_grad and not _frozen(training, name, p.name),
+                requires_grad=p.requires_grad,
             )
             for i, p in enumerate(row["params"])
         )
     elif name != ROOT or (row["parameters"] and row["parts"]):
-        trained = not _frozen(training, name, name)
         # Parameters of no bytes where none are counted: FSDP passes over units that have none.
         shape = (row["parameters"] or 0,)
-        params = (Param(name=name, shape=shape, dtype=table.dtype, requires_grad=trained),)
+        params = (Param(name=name, shape=shape, dtype=table.dtype),)
     else:
         params = ()
     return Unit(name=name, params=params, is_root=name == ROOT)
-
-
-def _frozen(training: Training, unit: str, param: str) -> bool:
-    return any(fnmatchcase(unit, p) or fnmatchcase(param, p) for p in training.frozen)
 
 
 def _parts(

@@ -16,7 +16,15 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    field_validator,
+    model_validator,
+)
 
 from fsdpsim.faults import Fault, FaultsError
 from fsdpsim.units import (
@@ -178,7 +186,7 @@ class Hardware(_Table):
     """FLOP/s of float32 outside tensor cores."""
     peak_flops_fp8: FlopPerSecond | None = None
     """FLOP/s of dense 8-bit types; absent when the GPU has none."""
-    gemm_efficiency: tuple[tuple[float, float], ...]
+    gemm_efficiency: tuple[tuple[StrictFloat, StrictFloat], ...]
     """(2MNK, share of the peak) of measured GEMMs: linear in log FLOPs between, flat outside."""
     attention: AttentionTable
     """Fused attention, by implementation."""
@@ -260,7 +268,7 @@ class Hardware(_Table):
     inter_node_in_training: Share = 0.45
     """The same for rings over nodes whose network is as fast as NVLink; a slow one loses less. It
     holds what waiting for late ranks costs."""
-    contention: bool = False
+    contention: StrictBool = False
     """Model that kernels and collectives slow each other down while they overlap."""
     compute_slowdown: Factor | None = None
     """Contention: kernels take this many times longer while a collective runs. Left out, they lose

@@ -17,20 +17,43 @@ def resolved(scenario: Scenario) -> dict[str, Any]:
     return tables
 
 
-def as_toml(tables: Mapping[str, Any]) -> str:
-    """``tables`` as TOML text."""
-    return "\n".join(_table_lines(tables, ()))
+def unset_keys(scenario: Scenario) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """Table -> the keys that TOML cannot write because they have no value."""
+    return dict(_unset(scenario.model_dump(), ()))
 
 
-def _table_lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+def _unset(
+    table: Mapping[str, Any], path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    if path:
+        yield path, tuple(key for key, value in table.items() if value is None)
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _unset(value, (*path, key))
+
+
+def as_toml(
+    tables: Mapping[str, Any], unset: Mapping[tuple[str, ...], tuple[str, ...]] | None = None
+) -> str:
+    """``tables`` as TOML text; keys that are ``unset`` are named in comments."""
+    return "\n".join(_table_lines(tables, (), unset or {}))
+
+
+def _table_lines(
+    table: Mapping[str, Any],
+    path: tuple[str, ...],
+    unset: Mapping[tuple[str, ...], tuple[str, ...]],
+) -> Iterator[str]:
     inner = {key: value for key, value in table.items() if isinstance(value, Mapping)}
     plain = {key: value for key, value in table.items() if key not in inner}
     if path and (plain or not inner):
         yield f"\n[{'.'.join(map(_key, path))}]"
     for key, value in plain.items():
         yield f"{_key(key)} = {_value(value)}"
+    if names := unset.get(path):
+        yield f"# not set: {', '.join(map(_key, names))}"
     for key, value in inner.items():
-        yield from _table_lines(value, (*path, key))
+        yield from _table_lines(value, (*path, key), unset)
 
 
 def _key(key: str) -> str:

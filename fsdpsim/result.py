@@ -154,7 +154,7 @@ class Result:
                         for op in ops
                         if self.costs.groups[op.collective.group].nodes > 1
                     ),
-                    time_s=sum(op.end - op.start for op in ops),  # type: ignore[operator]
+                    time_s=_taken(ops),
                     exposed_s=total(subtract(self.busy(ops), self.compute_busy)),
                 )
         return found
@@ -170,7 +170,7 @@ class Result:
                 found[kind] = TransferSummary(
                     count=len(ops),
                     bytes_copied=sum(op.nbytes for op in ops),
-                    time_s=sum(op.end - op.start for op in ops),  # type: ignore[operator]
+                    time_s=_taken(ops),
                     exposed_s=total(subtract(self.busy(ops), self.compute_busy)),
                 )
         return found
@@ -272,3 +272,8 @@ class Result:
         if rate is None or not self.workload.flops_per_token:
             return None
         return rate * self.workload.flops_per_token / self.costs.hardware.peak_flops
+
+
+def _taken(ops: Iterable[Op]) -> float:
+    """Seconds of each of ``ops`` from start to end, added up."""
+    return sum(op.end - op.start for op in ops if op.start is not None and op.end is not None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from functools import cache, partial
 
 from fsdpsim.allocator import OutOfMemoryError
@@ -14,6 +13,7 @@ from fsdpsim.contention import SharedGpu
 from fsdpsim.costs import Costs
 from fsdpsim.engine import Op
 from fsdpsim.faults import Fault, FaultsError
+from fsdpsim.frozen import freeze
 from fsdpsim.given import given_seconds, given_workload
 from fsdpsim.hardware import Hardware
 from fsdpsim.kernels import build_workload as model_workload
@@ -25,7 +25,7 @@ from fsdpsim.kernels import (
     optimizer_states,
 )
 from fsdpsim.memory import GpuMemory, MemoryEvent
-from fsdpsim.model import ModelConfig, Wrapping, form_units
+from fsdpsim.model import ModelConfig, Wrapping, form_units, unit_names
 from fsdpsim.noise import disturb
 from fsdpsim.program import Collective, Program
 from fsdpsim.ranks import ContentionFactory, Rank, run_ranks
@@ -41,7 +41,7 @@ from fsdpsim.schedules.runtime import Optimizer, Runtime
 from fsdpsim.schedules.textbook import TextbookRuntime
 from fsdpsim.schedules.zero import ZeroRuntime
 from fsdpsim.schedules.zero_offload import ZeroOffloadRuntime
-from fsdpsim.workload import DTYPE_BYTES, Kernel, Unit, Workload
+from fsdpsim.workload import DTYPE_BYTES, Kernel, Workload
 
 RUNTIMES: dict[str, type[Runtime]] = {
     "ddp": DdpRuntime,
@@ -174,7 +174,8 @@ def _model_workload(scenario: Scenario) -> Workload:
     assert config is not None
     wrapping = _wrapping(scenario, config)
     checkpointing = training.activation_checkpointing
-    units = tuple(_freeze(unit, training.frozen) for unit in wrapping.units)
+    names = unit_names(config) if training.frozen else {}
+    units = freeze(wrapping.units, training.frozen, names)
     return model_workload(
         config,
         replace(wrapping, units=units),
@@ -211,20 +212,6 @@ def _wrapping(scenario: Scenario, config: ModelConfig) -> Wrapping:
     if isinstance(fsdp, Fsdp2) and (unknown := [*fsdp.unknown_units(names)]):
         raise FaultsError(*unknown)
     return wrapping
-
-
-def _freeze(unit: Unit, patterns: tuple[str, ...]) -> Unit:
-    """``unit`` with the parameters that match ``patterns``, or all if the unit does, untrained."""
-    if not patterns:
-        return unit
-    params = tuple(
-        replace(
-            p,
-            requires_grad=not any(fnmatchcase(n, f) for f in patterns for n in (unit.name, p.name)),
-        )
-        for p in unit.params
-    )
-    return replace(unit, params=params)
 
 
 def build_costs(scenario: Scenario, workload: Workload | None = None) -> Costs:

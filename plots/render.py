@@ -11,7 +11,7 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 
 from fsdpsim.files import make_directory, write_with
-from fsdpsim.plots import comparison, exposed, timeline, write_figure
+from fsdpsim.plots import comparison, exposed, roofline, timeline, write_figure
 from fsdpsim.plots.sweep import sweep_figures
 from fsdpsim.result import Result
 from fsdpsim.scenario import load
@@ -44,6 +44,7 @@ PICTURES = {
     "textbook_13b_64gpu.png": Picture(timeline, ["textbook_13b_64gpu"]),
     "textbook_13b_64gpu_no_limit.png": Picture(timeline, ["textbook_13b_64gpu"], [NO_LIMIT]),
     "llama3_8b_8xh100.png": Picture(timeline, ["llama3_8b_8xh100"]),
+    "llama3_8b_8xh100_roofline.png": Picture(roofline, ["llama3_8b_8xh100"]),
 }
 
 

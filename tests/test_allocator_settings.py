@@ -70,7 +70,7 @@ def test_roundup_power2_divisions(notation: object, slots: tuple[int, ...]) -> N
     [
         ("max_split_size_mb:19", "max_split_size_mb must be at least large_segment_size_mb"),
         ("max_non_split_rounding_mb:10", "max_non_split_rounding_mb must be at least"),
-        ("large_segment_size_mb:10", "large_segment_size_mb: must be more than 10, not '10'"),
+        ("large_segment_size_mb:10", "large_segment_size_mb: must be more than 10, not 10"),
         ("max_split_size_mb:many", "max_split_size_mb: .*, not 'many'"),
         ("garbage_collection_threshold:0", "garbage_collection_threshold: .*greater than 0"),
         ("garbage_collection_threshold:1.0", "garbage_collection_threshold: .*less than 1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from fsdpsim import __version__
 from fsdpsim.cli import COMMANDS, main
 from fsdpsim.resolved import as_toml
+from fsdpsim.scenario import Scenario, load
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios"
 FILES = sorted(SCENARIOS.glob("*.toml"))
@@ -172,6 +174,18 @@ def test_check_prints_what_it_can_read_back(
     (tmp_path / "resolved.toml").write_text(text, encoding="utf-8")
     assert main(["check", str(tmp_path / "resolved.toml"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == tomllib.loads(text)
+
+
+def test_check_names_keys_that_have_no_value(capsys: pytest.CaptureFixture[str]) -> None:
+    """TOML has no word for them: ``offload_policy`` would not be found otherwise."""
+    assert main(["check", str(LLAMA)]) == 0
+    text = capsys.readouterr().out
+    tables = re.split(r"\n\[", text)
+    (fsdp,) = [table for table in tables if table.startswith("fsdp]")]
+    assert "# not set: all_gather_dtype, offload_policy" in fsdp
+    for table in Scenario.model_fields:
+        fields = getattr(type(getattr(load(LLAMA), table)), "model_fields", {})
+        assert all(re.search(rf"\b{key}\b", text) for key in fields)
 
 
 def test_order_of_an_iteration_that_is_not_simulated(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,7 @@ from fsdpsim.explain.timeline import Timeline, span
 from fsdpsim.program import COMPUTE
 from fsdpsim.result import Result
 from fsdpsim.scenario import ScenarioError, load
+from fsdpsim.scenario.runtimes import RUNTIMES
 from fsdpsim.simulate import simulate
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios"
@@ -382,7 +383,7 @@ def test_the_remedy_of_the_chart_without_prefetch() -> None:
     assert {trial.verdict for trial in rest} == {"no change"}
 
 
-@pytest.mark.parametrize("runtime", ["textbook", "ddp", "fsdp1", "fsdp2"])
+@pytest.mark.parametrize("runtime", RUNTIMES)
 def test_remedies_are_valid_different_and_simulated_as_named(runtime: str) -> None:
     result = fsdp_scenarios.run(runtime, 2)
     found = list(remedies(result.scenario, for_oom=True))

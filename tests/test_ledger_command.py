@@ -132,6 +132,15 @@ def test_offload_in_json_has_all_placements(capsys: pytest.CaptureFixture[str]) 
     assert found["optimal"]["gpu_memory"] == 2
 
 
+def test_the_simulated_zero_offload_stands_beside_its_formula(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = report(capsys, SCENARIOS / "zero_offload_10b_v100.toml", "--offload")["simulated"]
+    psi = 50 * 12 * 4096**2
+    for figure, volume in (("crosses_pcie", 4), ("on_gpu", 2)):
+        assert found[figure]["formula_bytes"] == found[figure]["simulated_bytes"] == volume * psi
+
+
 def test_infinity_takes_the_sizes_of_a_node(capsys: pytest.CaptureFixture[str], gpt2: Path) -> None:
     found = report(capsys, gpt2, "--infinity", "--cpu-memory", "2 TB", "--nvme", "40 TB")
     sizes = {row["name"]: row["parameters"] for row in found["largest_models"]}

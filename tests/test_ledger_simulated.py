@@ -14,12 +14,15 @@ from fsdpsim import Scenario, load, simulate
 from fsdpsim.ledger.differences import (
     WHY,
     Comparison,
+    copied_comparison,
     held_comparison,
+    kept_comparison,
     sent_comparison,
     unexplained,
 )
 from fsdpsim.ledger.model_states import StateBytes
-from fsdpsim.ledger.runs import Run, runs
+from fsdpsim.ledger.runs import Run, offload_run, runs
+from fsdpsim.scenario.runtimes import ZeroOffload
 
 PAPER = StateBytes()
 
@@ -339,6 +342,40 @@ def test_a_model_of_hugging_face_is_explained_too() -> None:
         for comparison in (held_comparison(run, PAPER), sent_comparison(run)):
             assert unexplained(comparison) == 0
             assert add_up(comparison) == comparison.simulated
+
+
+# ---- ZeRO-Offload
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_zero_offload_copies_and_keeps_what_the_placement_says(delayed: bool) -> None:
+    own = zero_scenario()
+    fsdp = own.fsdp.model_copy(update={"reduce_bucket_size": 512})
+    for table in (fsdp, ZeroOffload(runtime="zero_offload", delayed_parameter_update=delayed)):
+        run = offload_run(own.model_copy(update={"fsdp": table}))
+        copied, kept = copied_comparison(run), kept_comparison(run)
+        assert copied.simulated == copied.formula == Fraction(4 * 4 * 512, 8)
+        assert kept.simulated == kept.formula == 2 * 4 * 512
+
+
+@pytest.mark.parametrize(
+    ("own", "causes"),
+    [
+        (scenario(), {"dtypes", "padding"}),  # 2,061 parameters over 8 ranks, fp32 gradients
+        (
+            scenario(training={"gradient_accumulation_steps": 3}),
+            {"dtypes", "padding", "accumulation"},
+        ),
+        (scenario(training={"frozen": ["blocks.0"]}), {"dtypes", "padding"}),
+        (zero_scenario(gradient_accumulation_steps=2), {"accumulation"}),
+    ],
+)
+def test_what_zero_offload_copies_is_explained(own: Scenario, causes: set[str]) -> None:
+    run = offload_run(own)
+    for comparison in (copied_comparison(run), kept_comparison(run)):
+        assert add_up(comparison) == comparison.simulated
+        assert unexplained(comparison) == 0
+    assert of(copied_comparison(run)).keys() == causes
 
 
 def test_one_gpu_has_ddp_only() -> None:

@@ -7,8 +7,16 @@ import shlex
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
+from fsdpsim.allocator import AllocatorSettings
 from fsdpsim.cli import COMMANDS, main
+from fsdpsim.hardware import Hardware, HostCosts
+from fsdpsim.scenario import Scenario
+from fsdpsim.scenario.noise_table import Noise
+from fsdpsim.scenario.runtimes import RUNTIMES, UnitOverride
+from fsdpsim.scenario.sweep_table import Range, SweepTable
+from fsdpsim.scenario.workload_tables import ParamTable, Training, UnitTable, Workload
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -71,3 +79,35 @@ def test_links_lead_to_files() -> None:
 def test_every_command_is_mentioned() -> None:
     for command in COMMANDS:
         assert re.search(rf"\b{command}\b", README), command
+
+
+#: Tables whose keys the README lists. Of [hardware] it names some: ``check`` prints them all.
+TABLES = (
+    Scenario,
+    Workload,
+    UnitTable,
+    ParamTable,
+    Training,
+    *RUNTIMES.values(),
+    UnitOverride,
+    AllocatorSettings,
+    Noise,
+    SweepTable,
+    Range,
+)
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.__name__)
+def test_every_key_is_mentioned(table: type[BaseModel]) -> None:
+    missing = [key for key in table.model_fields if not re.search(rf"\b{key}\b", README)]
+    assert not missing
+
+
+def test_keys_that_the_readme_lists_exist() -> None:
+    """In the table of keys."""
+    rows = [row for row in README.splitlines() if row.startswith("| ")]
+    start = next(i for i, row in enumerate(rows) if row.startswith("| table | keys"))
+    end = next(i for i, row in enumerate(rows) if row.startswith("| FSDP1 | FSDP2"))
+    listed = {w for row in rows[start:end] for w in re.findall(r"`([a-z][a-z0-9_]*)", row)}
+    known = {key for table in (*TABLES, Hardware, HostCosts) for key in table.model_fields}
+    assert listed <= known | set(RUNTIMES)

@@ -93,7 +93,7 @@ def test_an_oom_tells_the_capacity() -> None:
     """40, 40, free the first, 50, 30 MiB on 100 MiB fails; pages of a range would have held."""
     runner = program_of(*mallocs(40, 40), FREE, *mallocs(50, 30), capacity=100 * MIB)
     assert runner.allocator.num_ooms == 1
-    (device,) = replay(runner.snapshot(), {"expandable_segments": "true"}).devices
+    (device,) = replay(runner.snapshot(), {"expandable_segments": True}).devices
     assert device.exact
     assert device.capacity == device.recorded.oom_capacity == 100 * MIB
     assert device.fresh is not None
@@ -192,7 +192,7 @@ def test_a_foreign_decision_is_reported() -> None:
 def test_result_is_plain_data(tmp_path: Path) -> None:
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(gzip.compress(pickle.dumps(two_devices())))
-    result = replay(path, {"max_split_size_mb": "64"})
+    result = replay(path, {"max_split_size_mb": 64})
     rows = result.rows()
     assert json.loads(json.dumps(result.to_dict()))["exact"] is True
     assert all(tuple(row) == COLUMNS for row in rows)
@@ -232,7 +232,7 @@ def test_bad_snapshots(tmp_path: Path, change: dict[str, Any], message: str) -> 
     [
         ({"max_split_size": 20}, "did you mean 'max_split_size_mb'"),
         ({"max_split_size_mb": 10}, "must be at least large_segment_size_mb"),
-        ({"expandable_segments": "perhaps"}, "expandable_segments"),
+        ({"expandable_segments": "yes"}, "expandable_segments"),
     ],
 )
 def test_bad_settings(overrides: dict[str, Any], message: str) -> None:

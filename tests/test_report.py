@@ -19,8 +19,8 @@ from reports import HOSTILE, SCENARIOS, data_of, hostile, html_of, run
 
 from fsdpsim.cli import main
 from fsdpsim.commands.run import rows
-from fsdpsim.plots.style import CATEGORIES, HOST, KINDS, shaded
-from fsdpsim.report.colours import DARK_PAPER, LEAST_CONTRAST, contrast, lifted
+from fsdpsim.plots.style import CATEGORIES, HOST, KINDS, contrast, shaded
+from fsdpsim.report.colours import DARK_PAPER, LEAST_CONTRAST, lifted
 from fsdpsim.report.encode import Ticks, changes, deltas, script_json, scrub
 from fsdpsim.report.page import asset
 from fsdpsim.result import Result

@@ -286,6 +286,22 @@ FAULTS = {
         tables(allocator__expandable_segment=True),
         "allocator.expandable_segment: unknown key; did you mean expandable_segments?",
     ),
+    "a word for true": (
+        tables(allocator__expandable_segments="yes"),
+        'allocator.expandable_segments: "yes" is not allowed; it must be true or false',
+    ),
+    "a number in quotes": (
+        tables(allocator__max_split_size_mb="64"),
+        'allocator.max_split_size_mb: "64" is not allowed; it must be an integer',
+    ),
+    "a word for true in the hardware": (
+        tables(hardware__contention="on"),
+        'hardware.contention: "on" is not allowed; it must be true or false',
+    ),
+    "noise in quotes": (
+        tables(noise__jitter="0.1"),
+        'noise.jitter: "0.1" is not allowed; it must be a number',
+    ),
     # several keys at once
     "factor and world size": (
         tables(fsdp__sharding_factor=3),
@@ -333,9 +349,17 @@ FAULTS = {
         tables(workload__calls=["unit.0", "unit.4"]),
         'workload.calls: "unit.4" is not a part of any unit; did you mean unit.3?',
     ),
+    "nothing to checkpoint": (
+        tables("fsdp2", workload__checkpointed=["unit.1", "units.*"]),
+        'workload.checkpointed: "units.*" is not a part of any unit; did you mean unit.',
+    ),
     "setters of no unit": (
         tables("fsdp2", fsdp__overrides={"unit.9": {"reshard_after_forward": False}}),
         'fsdp.overrides."unit.9": "unit.9" is not a unit; did you mean unit.3?',
+    ),
+    "nothing to freeze": (
+        tables("fsdp2", training__frozen=["unit.9"]),
+        'training.frozen: "unit.9" is no unit, module or parameter; did you mean unit.3?',
     ),
     "prefetch of no unit": (
         tables("fsdp2", fsdp__overrides={"unit.1": {"forward_prefetch": ["block"]}}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import util
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -101,14 +102,30 @@ def test_no_picture_where_there_is_nothing_to_show(rows: list[Row]) -> None:
     ("value", "label"),
     [
         ({"blocks": 8}, "8 blocks"),
+        ({"runtime": "zero1"}, "zero1"),
+        ({"runtime": "fsdp1", "x": True}, "fsdp1, x = true"),
         (1_048_576, "1,048,576"),
         (True, "true"),
         ("block", "block"),
-        (["layers.*.mlp", "layers.*.attention"], '["layers.*.mlp", …'),
+        (["layers.*.mlp"], '["layers.*.mlp"]'),
     ],
 )
-def test_labels_are_short(value: Any, label: str) -> None:
+def test_labels_say_values_in_words(value: Any, label: str) -> None:
     assert value_label(value) == label
+
+
+def test_labels_below_bars_do_not_meet() -> None:
+    """A line per word of a swept table, its middle left out where it is wider than its share."""
+    long = {"runtime": "fsdp2", "reshard_after_forward": False}
+    data = TABLES | {"sweep": {"fsdp": [{"runtime": "fsdp1"}, long, *[{"runtime": "ddp"}] * 8]}}
+    figure = sweep_figures(load(data))["sweep"]
+    texts = figure.axes[-1].get_xticklabels()
+    assert texts[0].get_text() == "fsdp1"
+    first, second = texts[1].get_text().split("\n")
+    assert first == "fsdp2" and "…" in second
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in texts]
+    assert all(a.x1 <= b.x0 for a, b in pairwise(boxes))
 
 
 def test_the_same_sweep_gives_the_same_bytes(tmp_path: Path) -> None:

@@ -67,3 +67,21 @@ def test_accumulation(runtime: str, reductions: int) -> None:
     result = _run(runtime, training={"gradient_accumulation_steps": 3})
     assert result.collectives["reduce_scatter"].count == reductions
     assert result.collectives["all_gather"].count == 1
+
+
+@pytest.mark.parametrize("runtime", ["zero1", "zero2"])
+def test_two_buckets_are_under_way_at_most(runtime: str) -> None:
+    """The CPU thread waits until the bucket before the last is reduced, so that a fast one asks for
+    no more memory than a slow one."""
+    result = _run(runtime, reduce_bucket_size=4096)
+    time = Timeline(result)
+    copies, reductions = time.all("copy_to_bucket"), time.all("reduce_scatter")
+    assert len(reductions) > 3
+    assert all(c.issued >= r.end for c, r in zip(copies[2:], reductions, strict=False))
+    assert result.host_blocked["gradient_buckets"] > 0
+    alive = peak = 0
+    for sample in result.memory.samples:
+        if sample.buffer.name == "reduce_bucket":
+            alive += 1 if sample.is_malloc else -1
+            peak = max(peak, alive)
+    assert peak <= 2

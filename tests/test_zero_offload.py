@@ -205,6 +205,17 @@ def test_traces_follow_the_rules(delayed: bool) -> None:
     assert len(beside) == sum(op.stream == CPU for op in result.ops)
 
 
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_units_of_unknown_size_take_their_time_and_nothing_else(gpus: int) -> None:
+    """A [workload] of durations only: nothing to copy, nothing to update."""
+    data = {
+        "workload": {"units": 2, "forward": 2.0, "backward": 4.0},
+        "fsdp": {"runtime": "zero_offload"},
+        "hardware": {"gpus_per_node": gpus, "collective_model": "alpha_beta"},
+    }
+    assert simulate(load(data)).compute_time == 12.0
+
+
 # ---- 10 billion parameters on a V100
 
 

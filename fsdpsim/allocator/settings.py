@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Annotated, Any, Self
 
@@ -16,6 +17,8 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    StrictBool,
+    StrictInt,
     ValidationError,
     field_validator,
     model_validator,
@@ -50,23 +53,23 @@ class AllocatorSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    expandable_segments: bool = False
+    expandable_segments: StrictBool = False
     """Grow one virtual range per stream and pool by mapping pages, instead of cudaMalloc."""
-    max_split_size_mb: int | None = None
+    max_split_size_mb: StrictInt | None = None
     """MiB; blocks of at least this size are never split. None: no limit."""
-    max_non_split_rounding_mb: int | None = None
+    max_non_split_rounding_mb: StrictInt | None = None
     """MiB; how much larger than the request an oversize block may be. None: the large segment."""
-    large_segment_size_mb: int = Field(default=DEFAULT_LARGE_SEGMENT_SIZE // MIB)
+    large_segment_size_mb: StrictInt = Field(default=DEFAULT_LARGE_SEGMENT_SIZE // MIB)
     """MiB; the segment shared by requests between 1 and 10 MiB, and the large page."""
     roundup_power2_divisions: Annotated[
         tuple[int, ...], BeforeValidator(lambda value: _division_slots(value))
     ] = (0,) * NUM_DIVISION_SLOTS
     """Steps between powers of two that requests are rounded to, by size; 0: round to 512 bytes."""
-    garbage_collection_threshold: float | None = Field(default=None, gt=0, lt=1)
+    garbage_collection_threshold: float | None = Field(default=None, gt=0, lt=1, strict=True)
     """Share of the memory limit above which old unused segments are freed; needs a fraction."""
-    per_process_memory_fraction: float | None = Field(default=None, ge=0, le=1)
+    per_process_memory_fraction: float | None = Field(default=None, ge=0, le=1, strict=True)
     """Share of the device total that may be reserved; None or 1: no limit."""
-    throw_on_cudamalloc_oom: bool = False
+    throw_on_cudamalloc_oom: StrictBool = False
     """Raise at once, without a retry, when the memory fraction would be exceeded."""
 
     @field_validator("large_segment_size_mb")
@@ -115,16 +118,12 @@ class AllocatorSettings(BaseModel):
 
         Raises ``ValueError`` with one line that names every key at fault.
         """
-        values = dict(_conf_pairs(conf))
+        values: dict[str, Any] = dict(_conf_pairs(conf))
         if values.pop("backend", "native") != "native":
             raise ValueError("allocator backend must be 'native': no other backend is modelled")
         for key in OPTIONS_WITHOUT_EFFECT & values.keys():
             del values[key]
-        if "expandable_segments" in values:
-            _require_bool_word(values, "expandable_segments")
-        if "throw_on_cudamalloc_oom" in values:
-            _require_bool_word(values, "throw_on_cudamalloc_oom")
-        return cls.validated(values)
+        return cls.validated({key: _from_conf(key, text) for key, text in values.items()})
 
     @classmethod
     def validated(cls, values: Mapping[str, Any]) -> Self:
@@ -185,9 +184,16 @@ def _conf_pairs(conf: str) -> Iterable[tuple[str, str]]:
         position = pair.end()
 
 
-def _require_bool_word(values: dict[str, str], key: str) -> None:
-    if values[key] not in ("True", "False"):
-        raise ValueError(f"{key} must be True or False, not {values[key]!r}")
+def _from_conf(key: str, text: str) -> bool | float | str:
+    """What torch reads from ``text``; what is no number stays text, for validation to refuse."""
+    if key in ("expandable_segments", "throw_on_cudamalloc_oom"):
+        if text not in ("True", "False"):
+            raise ValueError(f"{key} must be True or False, not {text!r}")
+        return text == "True"
+    for number in (int, float):
+        with suppress(ValueError):
+            return number(text)
+    return text
 
 
 def _unknown_key(key: str) -> str:

@@ -1,4 +1,4 @@
-"""``fsdpsim check``: validate scenarios and print them with every default filled in."""
+"""``fsdpsim check``: validate scenarios and print every key, defaults filled in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print each resolved scenario and its units."""
-    from fsdpsim.resolved import as_toml, resolved
+    from fsdpsim.resolved import as_toml, resolved, unset_keys
     from fsdpsim.simulate import build_workload
 
     tables = []
@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
         tables.append(resolved(scenario))
         if not args.json:
             print(f"# {scenario.source}: ok")
-            print(as_toml(tables[-1]))
+            print(as_toml(tables[-1], unset_keys(scenario)))
     if args.json:
         common.print_json(tables if len(tables) > 1 else tables[0])
     return 0

@@ -60,9 +60,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--chart",
-        choices=("timeline", "exposed"),
+        choices=("timeline", "exposed", "roofline"),
         default="timeline",
-        help="exposed: communication that nothing hides, by unit",
+        help="exposed: communication that nothing hides, by unit; roofline: what kernels reach of "
+        "the GPU's arithmetic and memory",
     )
 
 
@@ -138,11 +139,11 @@ def _time_range(text: str) -> tuple[float | None, float | None]:
 
 
 def _figure(result: Result, chart: str, options: TimelineOptions) -> Figure:
-    from fsdpsim.plots import exposed, timeline
+    from fsdpsim.plots import exposed, roofline, timeline
 
     if chart == "exposed":
         return exposed(result)
     try:
-        return timeline(result, **options)
+        return roofline(result) if chart == "roofline" else timeline(result, **options)
     except ValueError as error:
         raise common.UsageError(f"{result.scenario.source}: {error}") from None

@@ -271,13 +271,8 @@ def _settings(row: Row) -> str:
 
 
 def setting(value: Any) -> str:
-    """A value of a swept key as people say it."""
-    import json
+    """A value of a swept key as people say it, cut if long."""
+    from fsdpsim.sweeps.row import value_text
 
-    if isinstance(value, str):
-        return value
-    if isinstance(value, dict) and len(value) == 1:
-        key, count = next(iter(value.items()))
-        return f"{count} {key}"  # { blocks = 4 }: 4 blocks
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 40 else text[:37] + "..."
+    text = value_text(value)
+    return text if len(text) <= 50 else text[:47] + "..."

@@ -116,7 +116,16 @@ def post_forward_sizes(scenario: Scenario) -> Iterator[Changes]:
         yield {"fsdp.reshard_after_forward": scenario.device.gpus_per_node}
 
 
-ALL = ("textbook", "ddp", "fsdp1", "fsdp2")
+def bucket_sizes(scenario: Scenario) -> Iterator[Changes]:
+    """ZeRO: buckets of a quarter, and of four times the size."""
+    size: int = scenario.fsdp.reduce_bucket_size  # type: ignore[union-attr]
+    for changed in (size // 4, 4 * size):
+        if changed:
+            yield {"fsdp.reduce_bucket_size": changed}
+
+
+ZERO = ("zero1", "zero2", "zero_offload")
+ALL = ("textbook", "ddp", *ZERO, "fsdp1", "fsdp2")
 SHARDED = ("textbook", "fsdp1", "fsdp2")
 UNIT_SIZES = ("model", {"blocks": 4}, {"blocks": 2}, "block", "sublayer")
 
@@ -209,7 +218,7 @@ IDEAS = (
     ),
     Idea(
         what="micro-batch",
-        runtimes=("ddp", "fsdp1", "fsdp2"),
+        runtimes=tuple(name for name in ALL if name != "textbook"),
         alternatives=half_micro_batch,
         needs="model",
         only_for_oom=True,
@@ -233,6 +242,8 @@ IDEAS = (
         runtimes=("fsdp2", "zero_offload"),
         alternatives=each("fsdp.pin_memory", True),
     ),
+    Idea(what="bucket size", runtimes=ZERO, alternatives=bucket_sizes),
+    Idea(what="reduce-scatter", runtimes=("zero1",), alternatives=each("fsdp.all_reduce", False)),
     Idea(
         what="gradients in the buckets",
         runtimes=("ddp",),

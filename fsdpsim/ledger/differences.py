@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from fsdpsim.ledger.model_states import StateBytes, Strategy, bytes_per_parameter, zero
-from fsdpsim.ledger.runs import Run
+from fsdpsim.ledger.offload import optimal
+from fsdpsim.ledger.runs import OffloadRun, Run
 from fsdpsim.ledger.sizes import Sizes, bucket_sizes, sent_sizes_of, sizes_of
 from fsdpsim.scenario.runtimes import Ddp, Zero
 from fsdpsim.simulate import build_optimizer
@@ -32,7 +33,8 @@ WHY = {
     "ZeRO pads each bucket",
     "buckets": "DDP copies gradients into buckets, which live for good, unless "
     "gradient_as_bucket_view",
-    "accumulation": "reduced (DDP) or gathered (SHARD_GRAD_OP) per micro-batch, not once a step",
+    "accumulation": "reduced (DDP), gathered (SHARD_GRAD_OP) or copied down and up (ZeRO-Offload) "
+    "per micro-batch, not once a step",
     "root": "the root's parameters are kept after forward: backward needs them first",
     "kept": "units with reshard_after_forward = false are not gathered again",
     "post_forward": "an int reshard_after_forward gathers again over a smaller group",
@@ -253,6 +255,39 @@ def _gather_cause(run: Run, sizes: Sizes) -> str:
     if len(sizes.gathers) == 2:
         return "post_forward"
     return "root" if sizes.is_root else "kept"
+
+
+def copied_comparison(run: OffloadRun) -> Comparison:
+    """What crosses PCIe against ZeRO-Offload's 4 bytes of each parameter; ranks share it."""
+    best, buckets = optimal(), bucket_sizes(run)
+    ranks = run.scenario.shard_factor
+    trained = Fraction(sum(b.trained for b in buckets), ranks)
+    padded = Fraction(sum(b.padded_trained for b in buckets), ranks)
+    low, reduced = (buckets[0].gather, buckets[0].reduce) if buckets else (2, 2)
+    again = run.scenario.training.gradient_accumulation_steps - 1
+    changes = {
+        "dtypes": (low + reduced - best.communication) * trained,
+        "padding": (low + reduced) * (padded - trained),
+        "accumulation": again * 2 * reduced * padded,
+    }
+    return _explained(best.communication * trained, changes, run.copied)
+
+
+def kept_comparison(run: OffloadRun) -> Comparison:
+    """What stays on the GPU against ZeRO-Offload's 2 bytes of each parameter."""
+    formula = Fraction(optimal().gpu_memory * sum(unit.numel for unit in run.workload.units))
+    low = DTYPE_BYTES[run.scenario.param_dtype or _original(run)]
+    return _explained(formula, {"dtypes": formula * low / 2 - formula}, run.held)
+
+
+def _original(run: OffloadRun) -> str:
+    return next(p.dtype for unit in run.workload.units for p in unit.params)
+
+
+def _explained(formula: Fraction, changes: dict[str, Fraction], simulated: int) -> Comparison:
+    changes = changes | {"schedule": simulated - formula - sum(changes.values(), Fraction(0))}
+    found = (Difference(cause=c, nbytes=n) for c, n in changes.items() if n)
+    return Comparison(formula=formula, differences=tuple(found), simulated=Fraction(simulated))
 
 
 def unexplained(comparison: Comparison) -> Fraction:

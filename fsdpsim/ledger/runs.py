@@ -24,9 +24,17 @@ from fsdpsim.ledger.model_states import (
     zero_1_by_all_reduce,
 )
 from fsdpsim.memory import Buffer, Free, Malloc
-from fsdpsim.program import Mark, Program
+from fsdpsim.program import TRANSFERS, Mark, Program
 from fsdpsim.scenario import Scenario
-from fsdpsim.scenario.runtimes import Ddp, Fsdp1, Fsdp2, FsdpTable, Zero1, Zero2
+from fsdpsim.scenario.runtimes import (
+    Ddp,
+    Fsdp1,
+    Fsdp2,
+    FsdpTable,
+    Zero1,
+    Zero2,
+    ZeroOffload,
+)
 from fsdpsim.simulate import build_costs, build_workload, record
 from fsdpsim.workload import Workload
 
@@ -65,6 +73,36 @@ class Run:
     def sent_total(self) -> Fraction:
         """Bytes of all kinds."""
         return sum(self.sent.values(), Fraction(0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadRun:
+    """ZeRO-Offload as it is simulated. Bytes of one GPU."""
+
+    scenario: Scenario
+    workload: Workload
+    copied: int
+    """Over PCIe in the last step, both ways."""
+    held: int
+    """On the GPU between two steps."""
+
+
+def offload_run(scenario: Scenario) -> OffloadRun:
+    """``scenario`` under the ``zero_offload`` runtime, recorded; its own options if it has them."""
+    own = scenario.fsdp
+    table = own if isinstance(own, ZeroOffload) else ZeroOffload(runtime="zero_offload")
+    training = scenario.training.model_copy(update={"iterations": ITERATIONS})
+    scenario = scenario.model_copy(update={"fsdp": table, "training": training})
+    costs = build_costs(scenario)
+    workload = build_workload(scenario, costs)
+    program = record(scenario, workload, costs)
+    ops = (s for s in program.steps if type(s) is Op and s.iteration == ITERATIONS - 1)
+    return OffloadRun(
+        scenario=scenario,
+        workload=workload,
+        copied=sum(op.nbytes for op in ops if op.kind in TRANSFERS),
+        held=sum(held_at(program, "zero_grad").values()),
+    )
 
 
 def runs(scenario: Scenario) -> Iterator[Run]:

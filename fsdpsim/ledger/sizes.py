@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import repeat
 
-from fsdpsim.ledger.runs import Run
+from fsdpsim.ledger.runs import OffloadRun, Run
 from fsdpsim.scenario import Scenario
 from fsdpsim.scenario.runtimes import Ddp, Fsdp1, Fsdp2, UnitOverride, Zero
 from fsdpsim.schedules.buckets import cut
@@ -72,7 +72,7 @@ def _zero_sizes(scenario: Scenario, unit: Unit) -> Sizes:
     return _cut(scenario, unit.numel, trained, unit.params[0].dtype, dtype)
 
 
-def bucket_sizes(run: Run) -> list[Sizes]:
+def bucket_sizes(run: Run | OffloadRun) -> list[Sizes]:
     """ZeRO's buckets: trained parameters only."""
     scenario, units = run.scenario, run.workload.units
     assert isinstance(scenario.fsdp, Zero)

@@ -9,7 +9,7 @@ from fsdpsim.model.modules import (
     modules,
     parameters,
 )
-from fsdpsim.model.wrap import Wrapping, form_units
+from fsdpsim.model.wrap import Wrapping, form_units, unit_names
 
 __all__ = [
     "ModelConfig",
@@ -22,4 +22,5 @@ __all__ = [
     "modules",
     "parameters",
     "read_model_config",
+    "unit_names",
 ]

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, StrictBool, ValidationError, model_validator
 
 from fsdpsim.faults import Fault, FaultsError, expected, not_allowed
-from fsdpsim.units import Count, Few
+from fsdpsim.units import Count, CountOrZero, Few
 
 #: Field of :class:`ModelConfig` -> the keys it is looked for under, in order; a dot enters a table.
 NAMES: dict[str, tuple[str, ...]] = {
@@ -108,21 +108,21 @@ class ModelConfig(BaseModel):
     intermediate_size: Count
     """Width of the MLP; of each expert when there are experts."""
     vocab_size: Count
-    max_position_embeddings: int = 0
+    max_position_embeddings: CountOrZero = 0
     """Rows of the learned position table; without such a table it changes nothing."""
-    tie_word_embeddings: bool
+    tie_word_embeddings: StrictBool
     hidden_act: str
-    attention_bias: bool
+    attention_bias: StrictBool
     """Biases on the q, k and v projections and, but for Qwen2, on the output projection."""
-    mlp_bias: bool
-    norm_bias: bool
-    learned_pos_emb: bool
-    alibi: bool = False
-    qk_norm: bool = False
+    mlp_bias: StrictBool
+    norm_bias: StrictBool
+    learned_pos_emb: StrictBool
+    alibi: StrictBool = False
+    qk_norm: StrictBool = False
     """RMSNorm over each head of q and k (Qwen3)."""
-    num_local_experts: int = 0
+    num_local_experts: CountOrZero = 0
     """Experts per layer; 0 is a dense MLP."""
-    num_experts_per_tok: int = 0
+    num_experts_per_tok: CountOrZero = 0
 
     @model_validator(mode="before")
     @classmethod

@@ -73,6 +73,16 @@ def form_units(
     return Wrapping(units=_units(tree, unit_of, _parents(wraps)), unit_of=unit_of)
 
 
+def unit_names(config: ModelConfig) -> dict[str, set[str]]:
+    """Parameter -> the units that hold it under the unit sizes with a name, the root apart."""
+    names: dict[str, set[str]] = {}
+    for size in UNIT_SIZES:
+        for unit in form_units(config, size, wrap_embedding=True, wrap_head=True).units:
+            for param in unit.params if not unit.is_root else ():
+                names.setdefault(param.name, set()).add(unit.name)
+    return names
+
+
 def _inner_wraps(
     config: ModelConfig, unit: UnitSpec, tree: Sequence[Module]
 ) -> Iterable[tuple[str, Sequence[str]]]:

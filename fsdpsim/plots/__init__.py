@@ -2,6 +2,7 @@
 
 from fsdpsim.plots.exposed import exposed
 from fsdpsim.plots.figure import comparison, timeline
+from fsdpsim.plots.roofline import roofline
 from fsdpsim.plots.style import write_figure
 
-__all__ = ["comparison", "exposed", "timeline", "write_figure"]
+__all__ = ["comparison", "exposed", "roofline", "timeline", "write_figure"]

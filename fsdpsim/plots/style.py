@@ -54,6 +54,7 @@ HOST = {
     "read_loss": Look(colour="#bf9973", label="wait: read loss"),
     "cuda_malloc": Look(colour="#87e0c2", label="wait: cudaMalloc"),
     "alloc_retry": Look(colour="#992600", label="wait: allocation retry"),
+    "gradient_buckets": Look(colour="#88aa11", label="wait: gradient buckets"),
     "offload": Look(colour="#0d4a7a", label="wait: offloaded gradients"),
     "blocking_copy": Look(colour="#3f9be0", label="wait: blocking copy"),
     "cpu_optimizer": Look(colour="#7a21dd", label="wait: optimizer on the CPUs"),
@@ -190,9 +191,14 @@ def faded(colour: str) -> str:
 
 @lru_cache
 def ink_on(colour: str) -> str:
-    """Our ink or white, whichever has the higher contrast on ``colour`` (as WCAG defines it)."""
-    level, ink = _luminance(colour) + 0.05, _luminance(INK) + 0.05
-    return INK if level / ink > 1.05 / level else "#ffffff"
+    """Our ink or white, whichever has the higher contrast on ``colour``."""
+    return INK if contrast(colour, INK) > contrast(colour, "#ffffff") else "#ffffff"
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast ratio of two colours, from 1 to 21, as WCAG 2.2 defines it."""
+    light, dark = sorted((_luminance(one) + 0.05, _luminance(other) + 0.05), reverse=True)
+    return light / dark
 
 
 def _luminance(colour: str) -> float:

@@ -26,9 +26,11 @@ from fsdpsim.plots.style import (
     OUT_OF_FOCUS,
     QUIET,
     SMALL_SIZE,
+    TEXT_SIZE,
     house_style,
     write_figure,
 )
+from fsdpsim.plots.text import shortened
 from fsdpsim.plots.view import TIME_UNITS
 from fsdpsim.scenario import Scenario
 from fsdpsim.sweeps.api import run_points
@@ -36,7 +38,7 @@ from fsdpsim.sweeps.execute import workers
 from fsdpsim.sweeps.grid import Grid
 from fsdpsim.sweeps.pareto import MEMORY, ParetoFront, cost, objective
 from fsdpsim.sweeps.point import Simulator
-from fsdpsim.sweeps.row import Row
+from fsdpsim.sweeps.row import Row, value_text
 from fsdpsim.units import show_bytes, show_seconds
 
 GIB = 2**30
@@ -143,14 +145,21 @@ def bar_of(grid: Grid, row: Row) -> Bar:
 
 
 def value_label(value: Any) -> str:
-    """A value of a swept key, short enough for a tick."""
-    if isinstance(value, dict) and len(value) == 1:
-        key, count = next(iter(value.items()))
-        return f"{count} {key}"
+    """A value of a swept key as the pictures write it."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return f"{value:,}"
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return value_text(value)
+
+
+def _short(text: str) -> str:
     return text if len(text) <= 18 else text[:17] + "…"
+
+
+def _ticks(bars: Sequence[Bar], points: float) -> list[str]:
+    """Labels below the bars of a panel of ``points``: a line per word, each short enough."""
+    room = 0.94 * points / max(len(bars), 1)
+    lines = ([shortened(x, TEXT_SIZE, room) for x in bar.label.split(", ")] for bar in bars)
+    return ["\n".join(bar[:3]) for bar in lines]
 
 
 def _draw_choices(grid: Grid, bars: Sequence[Bar]) -> Figure:
@@ -165,7 +174,8 @@ def _draw_choices(grid: Grid, bars: Sequence[Bar]) -> Figure:
     memory = sheet.panel(1.9, share=time) if any(bar.reserved for bar in bars) else None
     sheet.skip(0.22)
     calls = sheet.panel(1.0, share=time)
-    sheet.skip(0.45)
+    ticks = _ticks(bars, sheet.plot_points)
+    sheet.skip(0.31 + 0.14 * max(tick.count("\n") + 1 for tick in ticks))
     figure = sheet.figure()
     place_legend(figure, keys, legend_at)
     assert time.axes is not None and calls.axes is not None
@@ -175,7 +185,7 @@ def _draw_choices(grid: Grid, bars: Sequence[Bar]) -> Figure:
         memory.axes.tick_params(axis="x", length=0, labelbottom=False)
     _draw_calls(calls.axes, bars)
     time.axes.tick_params(axis="x", length=0, labelbottom=False)
-    calls.axes.set_xticks(range(len(bars)), [bar.label for bar in bars])
+    calls.axes.set_xticks(range(len(bars)), ticks)
     calls.axes.set_xlim(-0.6, len(bars) - 0.4)
     calls.axes.set_xlabel(" and ".join(grid.keys[:1]))
     return figure
@@ -183,7 +193,8 @@ def _draw_choices(grid: Grid, bars: Sequence[Bar]) -> Figure:
 
 def _subtitle(grid: Grid) -> str:
     scenario = grid.scenario
-    words = [f"runtime {scenario.fsdp.runtime}"]
+    varies = {"fsdp", "fsdp.runtime"} & set(grid.keys)
+    words = [] if varies else [f"runtime {scenario.fsdp.runtime}"]
     if scenario.hardware is not None:
         words.append(f"{scenario.world_size} GPUs ({scenario.hardware.gpu})")
     return "  ·  ".join(words)
@@ -334,7 +345,7 @@ def _name(
     low, high = axes.get_xlim()
     edge = low + 0.8 * (high - low)  # beyond it a name would leave the axes
     for row, place in zip(rows, places, strict=True):
-        text = ", ".join(value_label(row.settings[key]) for key in varied)
+        text = ", ".join(_short(value_label(row.settings[key])) for key in varied)
         side = ("right", -4) if place[0] > edge else ("left", 4)
         axes.annotate(
             text, place, (side[1], 4), textcoords="offset points", ha=side[0], size=SMALL_SIZE

@@ -21,6 +21,7 @@ from fsdpsim.plots.style import (
     QUIET,
     ROUNDING,
     Look,
+    contrast,
     ink_on,
     look_of_wait,
     shaded,
@@ -54,17 +55,6 @@ def _mixed(colour: str, other: str, enough: Callable[[str], bool]) -> str:
 def _between(pairs: Sequence[tuple[float, float]], share: float) -> str:
     red, green, blue = (a + (b - a) * share for a, b in pairs)
     return to_hex((red, green, blue))
-
-
-def contrast(one: str, other: str) -> float:
-    """The contrast ratio of two colours, from 1 to 21, as WCAG 2.2 defines it."""
-    light, dark = sorted((_luminance(one) + 0.05, _luminance(other) + 0.05), reverse=True)
-    return light / dark
-
-
-def _luminance(colour: str) -> float:
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def in_theme(theme: str, colour: str, least: float = LEAST_CONTRAST) -> str:

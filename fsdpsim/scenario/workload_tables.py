@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool, model_validator
@@ -138,12 +139,19 @@ class Workload(Table):
                 if count > 1 and not (names is parts and Counter(units)[name] > 1):
                     yield Fault("units", f'{count} {what} "{name}"')
         regions = (part for region in self.checkpoint_regions for part in region)
+        for pattern in self.checkpointed or ():
+            if not any(fnmatchcase(part, pattern) for part in parts):
+                yield _no_part("checkpointed", pattern, parts)
         for key, called in (("calls", self.calls), ("checkpoint_regions", regions)):
             for name in dict.fromkeys(called):
                 if name not in parts:
-                    near = difflib.get_close_matches(name, parts, n=1)
-                    hint = f"; did you mean {near[0]}?" if near else ""
-                    yield Fault(key, f'"{name}" is not a part of any unit{hint}', ("units",))
+                    yield _no_part(key, name, parts)
+
+
+def _no_part(key: str, name: str, parts: Sequence[str]) -> Fault:
+    near = difflib.get_close_matches(name, parts, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return Fault(key, f'"{name}" is not a part of any unit{hint}', ("units",))
 
 
 class EveryKth(Table):
@@ -220,7 +228,7 @@ class Training(Table):
     """Grouped keys and values are copied to every head before attention, as torchtitan did until
     2025."""
     frozen: tuple[str, ...] = ()
-    """Units or parameters that are not trained; names may hold ``*``."""
+    """Units, modules or parameters that are not trained; names may hold ``*``."""
     read_loss: StrictBool = False
     """The host reads the loss after each step, so it waits for the GPU."""
     granularity: Literal["kernels", "units"] | None = None

@@ -9,11 +9,12 @@ have updated.
 from __future__ import annotations
 
 import math
+from collections import deque
 from itertools import repeat
 from typing import Any
 
 from fsdpsim.memory import Buffer
-from fsdpsim.program import COMPUTE
+from fsdpsim.program import COMPUTE, Event
 from fsdpsim.scenario.runtimes import Zero, Zero1
 from fsdpsim.schedules.autograd import Node
 from fsdpsim.schedules.buckets import Bucket, cut
@@ -22,9 +23,16 @@ from fsdpsim.workload import DTYPE_BYTES, Param, Unit, nbytes
 
 REDUCE, GATHER = "reduce_scatter", "all_gather"
 
+#: Buckets that may be under way: DeepSpeed has two buffers (``ipg_buffer``), and the CPU thread
+#: waits before it fills one again (``stage_1_and_2.py``).
+BUFFERS = 2
+
 
 class ZeroRuntime(Runtime):
     """The hooks of ZeRO-1 and ZeRO-2."""
+
+    buffer_wait = "gradient_buckets"
+    """Why the CPU thread waits before it fills a bucket."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -39,6 +47,8 @@ class ZeroRuntime(Runtime):
         self.bucket_of = {p.name: b for b in self.buckets for _, p in b.params}
         self.grads: dict[str, Buffer] = {}
         self.shards: dict[Bucket, Buffer] = {}
+        self.under_way: deque[Event] = deque()
+        """Ends of the buckets' latest ways, oldest first."""
         self.is_last = True
 
     def _any_dtype(self) -> str:
@@ -113,6 +123,8 @@ class ZeroRuntime(Runtime):
     def _reduce(self, bucket: Bucket) -> None:
         """Copy the gradients into a bucket and reduce it; keep this rank's part."""
         program, padded = self.program, self._padded(bucket.numel)
+        if len(self.under_way) == BUFFERS:
+            program.synchronize(self.under_way.popleft(), cause=self.buffer_wait)
         with program.for_unit(bucket.unit):
             size = nbytes(padded, self.reduce_dtype)
             buffer = program.malloc("reduce_bucket", size, "reduce_scatter")
@@ -125,6 +137,10 @@ class ZeroRuntime(Runtime):
                 self._accumulate(bucket, shard)
             program.free(buffer, REDUCE)
             self._drop_gradients(bucket)
+            self.under_way.append(self._bucket_done())
+
+    def _bucket_done(self) -> Event:
+        return self.program.record_event(REDUCE)
 
     def _reduce_scatter(self, buffer: Buffer, padded: int) -> None:
         if self.shard_factor == 1:

@@ -13,22 +13,17 @@ two steps in host memory.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 from fsdpsim.engine import CPU, Op
 from fsdpsim.memory import Buffer
-from fsdpsim.program import COMPUTE
+from fsdpsim.program import COMPUTE, Event
 from fsdpsim.scenario.runtimes import ZeroOffload
 from fsdpsim.schedules.autograd import Node
 from fsdpsim.schedules.buckets import Bucket
 from fsdpsim.schedules.offload import Offload
 from fsdpsim.schedules.zero import REDUCE, ZeroRuntime
 from fsdpsim.workload import Unit, nbytes
-
-#: Buckets that may be on their way to the host: DeepSpeed has two buffers (``ipg_buffer``) and lets
-#: the CPU thread wait before it fills one again.
-BUFFERS = 2
 
 #: Streams of the two directions: each keeps one of the GPU's copy engines busy.
 D2H, H2D = "d2h", "h2d"
@@ -38,6 +33,7 @@ class ZeroOffloadRuntime(ZeroRuntime):
     """The hooks of ZeRO-Offload."""
 
     offload: Offload
+    buffer_wait = "offload"
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -46,8 +42,6 @@ class ZeroOffloadRuntime(ZeroRuntime):
         self.numel = sum(bucket.numel for bucket in self.buckets)
         self.on_cpu: set[Bucket] = set()
         """Buckets of which earlier micro-batches have left gradients in host memory."""
-        self.copies: deque[Op] = deque()
-        """The buffers' latest copies to the host, oldest first."""
         self.has_delayed_gradients = False
         self.updates: dict[Bucket, Op] = {}
         """The CPUs' updates whose result is not on the GPU yet."""
@@ -79,7 +73,7 @@ class ZeroOffloadRuntime(ZeroRuntime):
     def _update_seconds(self, bucket: Bucket) -> float:
         """The bucket's share of the whole step."""
         step = self.costs.on_cpu(self.optimizer_kernels(), fused=self.optimizer.fused)
-        return step * bucket.numel / self.numel
+        return step * bucket.numel / self.numel if self.numel else 0.0
 
     def pre_forward(self, unit: Unit, x: Node | None) -> Node | None:
         """All new parameters must be here."""
@@ -91,8 +85,6 @@ class ZeroOffloadRuntime(ZeroRuntime):
 
     def _reduce(self, bucket: Bucket) -> None:
         """The gradients' way down; delayed: new parameters come up where the old ones were."""
-        if len(self.copies) == BUFFERS:
-            self.program.synchronize((self.copies.popleft(),), cause="offload")
         super()._reduce(bucket)
         if self.is_last and bucket in self.updates:
             self.program.wait_event(H2D, (self.updates.pop(bucket),))
@@ -109,8 +101,11 @@ class ZeroOffloadRuntime(ZeroRuntime):
         self.on_cpu.add(bucket)
         program.wait_stream(D2H, REDUCE)
         with program.on_stream(D2H):
-            self.copies.append(self.offload.d2h(shard.nbytes))
+            self.offload.d2h(shard.nbytes)
         program.free(shard, D2H)
+
+    def _bucket_done(self) -> Event:
+        return self.program.record_event(D2H)
 
     def _add_from_host(self, shard: Buffer) -> None:
         program = self.program

@@ -13,6 +13,18 @@ Status = Literal["ok", "oom", "invalid", "failed"]
 MORE_IS_BETTER = ("tokens_per_s_per_gpu", "mfu")
 
 
+def value_text(value: Any) -> str:
+    """A value of a swept key as people say it: ``4 blocks``, ``fsdp1, SHARD_GRAD_OP``."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, Mapping):
+        return json.dumps(value, default=str)
+    if len(value) == 1 and isinstance(count := next(iter(value.values())), int):
+        return f"{count} {next(iter(value))}"
+    words = (v if isinstance(v, str) else f"{k} = {value_text(v)}" for k, v in value.items())
+    return ", ".join(words)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """The outcome of one point."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from fractions import Fraction
 from typing import Any, Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fsdpsim.ledger.differences import WHY, Comparison
 from fsdpsim.scenario import Problem, Scenario, ScenarioError
 from fsdpsim.workload import Workload
 
@@ -60,6 +62,32 @@ def show_rate(rate: float) -> str:
 def show_count(number: float) -> str:
     """A number of parameters: ``12.58B``."""
     return _scaled(number, ("", "K", "M", "B", "T", "P")).replace(" ", "")
+
+
+def compared(comparison: Comparison) -> Report:
+    """A formula, the simulator's count, and what lies between, as JSON has it."""
+    return {
+        "formula_bytes": number_of(comparison.formula),
+        "differences_bytes": {d.cause: number_of(d.nbytes) for d in comparison.differences},
+        "simulated_bytes": number_of(comparison.simulated),
+    }
+
+
+def number_of(value: Fraction) -> float:
+    """An integer where it is one."""
+    return int(value) if value.denominator == 1 else float(value)
+
+
+def causes(figures: Iterable[Report]) -> dict[str, str]:
+    """The reasons for the differences that occur in what :func:`compared` gave."""
+    found = {cause for figure in figures for cause in figure["differences_bytes"]}
+    return {cause: why for cause, why in WHY.items() if cause in found}
+
+
+def show_differences(figure: Report) -> str:
+    """``padding +3 GB, root -1 GB``, from what :func:`compared` gave."""
+    items = figure["differences_bytes"].items()
+    return ", ".join(f"{c} {'-' if n < 0 else '+'}{show_decimal(abs(n))}" for c, n in items)
 
 
 def _scaled(value: float, names: tuple[str, ...]) -> str:

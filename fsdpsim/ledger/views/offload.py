@@ -6,17 +6,38 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 
+from fsdpsim.ledger.differences import copied_comparison, kept_comparison
 from fsdpsim.ledger.offload import LEAST_COMMUNICATION, NODES, optimal, placements
-from fsdpsim.ledger.views.common import Report, Shown, head, show_decimal, show_head, table
+from fsdpsim.ledger.runs import offload_run
+from fsdpsim.ledger.views.common import (
+    Report,
+    Shown,
+    causes,
+    compared,
+    head,
+    show_decimal,
+    show_differences,
+    show_head,
+    table,
+)
 from fsdpsim.scenario import Scenario
-from fsdpsim.simulate import build_workload
+
+#: What is compared -> what the table calls it.
+SIMULATED = {"crosses_pcie": "crosses PCIe in a step", "on_gpu": "on the GPU between steps"}
 
 
 def report(scenario: Scenario) -> Report:
     """All placements; their volumes are bytes per parameter."""
-    found = head(scenario, build_workload(scenario))
+    run = offload_run(scenario)
+    found = head(scenario, run.workload)
     found["placements"] = [asdict(placement) for placement in placements()]
     found["optimal"] = asdict(optimal())
+    simulated = {
+        "crosses_pcie": compared(copied_comparison(run)),
+        "on_gpu": compared(kept_comparison(run)),
+    }
+    found["simulated"] = {"runtime": run.scenario.fsdp.runtime} | simulated
+    found["causes"] = causes(simulated.values())
     return found
 
 
@@ -42,6 +63,21 @@ def tables(found: Report) -> Shown:
         "communication with least memory is unique: only p16 stays on the GPU. 2 M more over PCIe "
         "empty the GPU, which is ZeRO-Infinity's choice."
     )
+    yield table(
+        f"ZeRO-Offload as a runtime ({found['simulated']['runtime']}), each GPU",
+        *("", "formula", "simulated", "differs by"),
+        rows=(_simulated(what, found["simulated"][key]) for key, what in SIMULATED.items()),
+        texts=(0, 3),
+    )
+    if found["causes"]:
+        yield "\n".join(f"{cause}: {why}" for cause, why in found["causes"].items())
+
+
+def _simulated(what: str, figure: Report) -> Iterator[str]:
+    yield what
+    yield show_decimal(figure["formula_bytes"])
+    yield show_decimal(figure["simulated_bytes"])
+    yield show_differences(figure)
 
 
 def _cells(found: Report, placement: Report) -> Iterator[str]:

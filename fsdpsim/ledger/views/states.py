@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from fractions import Fraction
 
 from rich.console import Group
 
 from fsdpsim.ledger import quantised
 from fsdpsim.ledger.communication import bare_seconds, hybrid_factors, traffic, transfers
-from fsdpsim.ledger.differences import WHY, Comparison, held_comparison, sent_comparison
+from fsdpsim.ledger.differences import held_comparison, sent_comparison
 from fsdpsim.ledger.model_states import (
     StateBytes,
     Strategy,
@@ -27,9 +26,13 @@ from fsdpsim.ledger.runs import Run, runs
 from fsdpsim.ledger.views.common import (
     Report,
     Shown,
+    causes,
+    compared,
     head,
+    number_of,
     show_count,
     show_decimal,
+    show_differences,
     show_head,
     table,
 )
@@ -58,7 +61,8 @@ def report(scenario: Scenario) -> Report:
     volumes = quantised.volumes(found["parameters"], scenario.device)
     found["quantised"] = [asdict(volume) for volume in volumes]
     found["simulated"] = [_simulated(run, rules[0]) for run in runs(scenario)]
-    found["causes"] = _causes(found["simulated"])
+    compared_figures = [row[k] for row in found["simulated"] for k in ("model_states", "sent")]
+    found["causes"] = causes(compared_figures)
     return found
 
 
@@ -106,33 +110,10 @@ def _simulated(run: Run, rule: StateBytes) -> Report:
         "strategy": run.strategy.name,
         "runtime": run.runtime,
         "collectives_s": run.seconds,
-        "model_states": _compared(held_comparison(run, rule)) | {"by_category_bytes": run.held},
-        "sent": _compared(sent_comparison(run))
-        | {"by_kind_bytes": {kind: _number(sent) for kind, sent in run.sent.items()}},
+        "model_states": compared(held_comparison(run, rule)) | {"by_category_bytes": run.held},
+        "sent": compared(sent_comparison(run))
+        | {"by_kind_bytes": {kind: number_of(sent) for kind, sent in run.sent.items()}},
     }
-
-
-def _compared(comparison: Comparison) -> Report:
-    return {
-        "formula_bytes": _number(comparison.formula),
-        "differences_bytes": {d.cause: _number(d.nbytes) for d in comparison.differences},
-        "simulated_bytes": _number(comparison.simulated),
-    }
-
-
-def _number(value: Fraction) -> float:
-    return int(value) if value.denominator == 1 else float(value)
-
-
-def _causes(simulated: list[Report]) -> dict[str, str]:
-    """The reasons for the differences that occur."""
-    found = {
-        cause
-        for row in simulated
-        for figure in ("model_states", "sent")
-        for cause in row[figure]["differences_bytes"]
-    }
-    return {cause: why for cause, why in WHY.items() if cause in found}
 
 
 # ---- the terminal
@@ -242,9 +223,4 @@ def _comparison_cells(row: Report, figure: str) -> Iterator[str]:
     yield row["runtime"]
     yield show_decimal(row[figure]["formula_bytes"])
     yield show_decimal(row[figure]["simulated_bytes"])
-    differences = row[figure]["differences_bytes"].items()
-    yield ", ".join(f"{cause} {_signed(nbytes)}" for cause, nbytes in differences)
-
-
-def _signed(nbytes: float) -> str:
-    return f"{'-' if nbytes < 0 else '+'}{show_decimal(abs(nbytes))}"
+    yield show_differences(row[figure])

@@ -1,0 +1,59 @@
+"""Which parameters are not trained: ``training.frozen`` applied to units."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from fsdpsim.faults import Fault, FaultsError
+from fsdpsim.units import shown
+from fsdpsim.workload import Param, Unit
+
+KEY = "training.frozen"
+
+
+def freeze(
+    units: Sequence[Unit],
+    patterns: Sequence[str],
+    also: Mapping[str, Collection[str]] | None = None,
+) -> tuple[Unit, ...]:
+    """``units`` with the parameters untrained that ``patterns`` name, or a unit or module of them.
+
+    ``also`` holds further names of parameters, by their own. Raises ``FaultsError`` for a pattern
+    that names nothing: a slip there would train what was meant to be frozen.
+    """
+    if not patterns:
+        return tuple(units)
+    names = {
+        param.name: {unit.name, *_modules(param.name), *(also or {}).get(param.name, ())}
+        for unit in units
+        for param in unit.params
+    }
+    known = {name for of_param in names.values() for name in of_param}
+    found = {pattern: {n for n in known if fnmatchcase(n, pattern)} for pattern in patterns}
+    some = ", ".join(unit.name for unit in units[:3])
+    faults = [Fault(KEY, _unknown(p, known, some)) for p, matches in found.items() if not matches]
+    if faults:
+        raise FaultsError(*faults)
+    frozen = set().union(*found.values())
+
+    def trained(param: Param) -> Param:
+        return (
+            param if names[param.name].isdisjoint(frozen) else replace(param, requires_grad=False)
+        )
+
+    return tuple(replace(unit, params=tuple(map(trained, unit.params))) for unit in units)
+
+
+def _modules(param: str) -> Iterator[str]:
+    """A parameter's own name and those of the modules around it: ``a.b.weight``, ``a.b``, ``a``."""
+    parts = param.split(".")
+    return (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+
+
+def _unknown(pattern: str, known: Collection[str], some: str) -> str:
+    near = difflib.get_close_matches(pattern, sorted(known), n=1)
+    hint = f"did you mean {near[0]}?" if near else f"some units are {some}"
+    return f"{shown(pattern)} is no unit, module or parameter; {hint}"
