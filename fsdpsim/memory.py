@@ -96,7 +96,7 @@ class Malloc:
 
     def act(self, host: Host) -> Process | None:
         """Allocate; returns what the host must wait for when the cache has no fitting block."""
-        self.buffer.allocated_at = host.env.now
+        self.buffer.allocated_at = host.now
         return None if host.memory is None else host.memory.malloc(host, self.buffer)
 
 
@@ -112,7 +112,7 @@ class Free:
     def act(self, host: Host) -> None:
         """Free now; the block stays unusable until the recorded streams have passed this moment."""
         buffer = self.buffer
-        buffer.freed_at = host.env.now
+        buffer.freed_at = host.now
         others = (s for s in self.record_streams if s != buffer.stream and s in host.streams)
         last = (host.streams[s].last for s in others)
         buffer.pending = tuple(op for op in last if op is not None)
@@ -229,7 +229,7 @@ class GpuMemory:
         if event is None:
             return True
         end = event.end  # type: ignore[attr-defined]
-        return end is not None and end <= self._host.env.now
+        return end is not None and end <= self._host.now
 
     def _tell(self, action: str, address: int, size: int, stream: object) -> None:
         assert self._on_event is not None and self._host is not None and self._buffer is not None
@@ -296,7 +296,8 @@ class GpuMemory:
             yield from host.wait([last] if last is not None else [])
         seconds = self._seconds.get(type(call), 0.0)
         if seconds:
-            yield host.env.timeout(seconds)
+            host.arm(seconds)
+            yield
 
     def _sample(self, host: Host, buffer: Buffer, *, is_malloc: bool) -> None:
         levels = self.allocator.stats.levels()

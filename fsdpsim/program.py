@@ -64,7 +64,7 @@ class Mark:
 
     def act(self, host: Host) -> None:
         """Note the host time (seconds)."""
-        self.time = host.env.now
+        self.time = host.now
 
 
 class IterationStart:
@@ -79,7 +79,7 @@ class IterationStart:
 
     def act(self, host: Host) -> None:
         """Note where the iteration begins."""
-        self.time = host.env.now
+        self.time = host.now
         self.samples = len(getattr(host.memory, "samples", ()))
 
 
@@ -98,8 +98,9 @@ class HostWork:
 
     def act(self, host: Host) -> Process:
         """Let ``seconds`` pass."""
-        self.start = host.env.now
-        yield host.env.timeout(self.seconds)
+        self.start = host.now
+        host.arm(self.seconds)
+        yield
         self.end = host.env.now
 
 
