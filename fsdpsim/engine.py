@@ -131,6 +131,9 @@ class Action(Protocol):
 class Memory(Protocol):
     """What the memory steps of a program call; None in its place simulates no memory."""
 
+    def attach(self, streams: Streams) -> None:
+        """Learn of the streams of this memory's GPU, before all else."""
+
     def malloc(self, host: Host, buffer: Any) -> Process | None:
         """Allocate ``buffer`` at this host time; return what the host must wait for, or None."""
 
@@ -142,7 +145,7 @@ class Rendezvous(Protocol):
     """Where one collective's ops on several ranks wait for each other."""
 
     def arrive(self, begin: Callable[[float], object], now: float) -> bool:
-        """Whether all members are here now; if not, ``begin`` is called with the time of the last."""
+        """Whether all members are here at ``now``; if not, the last one calls ``begin``."""
 
 
 class Contention(Protocol):
@@ -244,6 +247,7 @@ class Streams(dict[str, Stream]):
 
     def __init__(self, env: simpy.Environment, contention: Contention | None) -> None:
         super().__init__()
+        self.env = env
         self._make = partial(Stream, env, contention=contention)
 
     def __missing__(self, name: str) -> Stream:
@@ -289,6 +293,8 @@ class Host(Timer):
         """When its present step began (seconds)."""
         self.memory = memory
         self.streams = Streams(env, contention)
+        if memory is not None:
+            memory.attach(self.streams)
         self.communicators: defaultdict[str, Communicator] = defaultdict(Communicator)
         self._done = False
         next(generator)

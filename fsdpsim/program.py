@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fsdpsim.engine import CPU, Host, HostWait, Op, Process, Step
-from fsdpsim.memory import Buffer, Free, Malloc
+from fsdpsim.memory import Buffer, Free
 
 #: A recorded CUDA event: the ops that must have ended. Empty when nothing was enqueued before it.
 Event = tuple[Op, ...]
@@ -221,16 +221,9 @@ class Program:
     ) -> Buffer:
         """Allocate on the current stream; ``unsharded``: which gathering's parameters it holds."""
         buffer = Buffer(
-            name,
-            nbytes,
-            category,
-            stream=self.stream,
-            unit=self.unit,
-            iteration=self.iteration,
-            phase=self.phase,
-            unsharded=unsharded,
+            name, nbytes, category, self.stream, self.unit, self.iteration, self.phase, unsharded
         )
-        self.steps.append(Malloc(buffer))
+        self.steps.append(buffer)
         return buffer
 
     def free(self, buffer: Buffer | None, *record_streams: str) -> None:

@@ -150,7 +150,9 @@ def record(scenario: Scenario, workload: Workload, costs: Costs) -> Program:
         runtime.run()
     else:
         TrainingStep(runtime).run()
-    return runtime.program
+    program = runtime.program
+    vars(runtime).clear()  # its parts point back at it: only the collector would free the program
+    return program
 
 
 def build_workload(scenario: Scenario, costs: Costs | None = None) -> Workload:
