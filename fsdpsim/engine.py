@@ -59,7 +59,6 @@ class Op:
         name: str,
         stream: str,
         seconds: float,
-        *,
         deps: tuple[Op, ...] = (),
         communicator: str | None = None,
         launch_seconds: float = 0.0,

@@ -8,8 +8,7 @@ events, ``wait_event``, ``wait_stream``, ``record_stream``.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fsdpsim.engine import CPU, Host, HostWait, Op, Process, Step
 from fsdpsim.memory import Buffer, Free
@@ -29,8 +28,7 @@ def is_kernel(op: Op) -> bool:
     return op.collective is None and op.kind not in TRANSFERS and op.stream != CPU
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collective:
+class Collective(NamedTuple):
     """What one collective moves. ``nbytes`` is the full size: gathered, or before scattering."""
 
     kind: str
@@ -104,25 +102,24 @@ class HostWork:
         self.end = host.env.now
 
 
-class _Setting:
-    """An attribute of the program that has another value inside a ``with`` block.
+class _Restoring:
+    """Gives an attribute of the program its former value back at the end of a ``with`` block.
 
     A class because it is entered for every hook: a generator would take three times as long.
     """
 
-    __slots__ = ("attribute", "inner", "outer", "program")
+    __slots__ = ("attribute", "former", "program")
 
-    def __init__(self, program: Program, attribute: str, inner: str) -> None:
+    def __init__(self, program: Program, attribute: str, former: str) -> None:
         self.program = program
         self.attribute = attribute
-        self.inner = inner
+        self.former = former
 
     def __enter__(self) -> None:
-        self.outer = getattr(self.program, self.attribute)
-        setattr(self.program, self.attribute, self.inner)
+        pass
 
     def __exit__(self, *exception: object) -> None:
-        setattr(self.program, self.attribute, self.outer)
+        setattr(self.program, self.attribute, self.former)
 
 
 class Program:
@@ -147,11 +144,13 @@ class Program:
 
     def on_stream(self, stream: str) -> AbstractContextManager[None]:
         """Make ``stream`` current inside, as ``torch.cuda.stream`` does."""
-        return _Setting(self, "stream", stream)
+        former, self.stream = self.stream, stream
+        return _Restoring(self, "stream", former)
 
     def for_unit(self, unit: str) -> AbstractContextManager[None]:
         """Label what is recorded inside with ``unit``."""
-        return _Setting(self, "unit", unit)
+        former, self.unit = self.unit, unit
+        return _Restoring(self, "unit", former)
 
     def launch(
         self,
@@ -170,15 +169,15 @@ class Program:
             name,
             stream,
             seconds,
-            deps=tuple(self._waits.pop(stream, ())),
-            communicator=communicator,
-            launch_seconds=launch_seconds,
-            kind=kind,
-            unit=self.unit,
-            phase=self.phase,
-            iteration=self.iteration,
-            collective=collective,
-            nbytes=nbytes,
+            tuple(self._waits.pop(stream, ())),
+            communicator,
+            launch_seconds,
+            kind,
+            self.unit,
+            self.phase,
+            self.iteration,
+            collective,
+            nbytes,
         )
         self._last[stream] = op
         self.steps.append(op)

@@ -94,7 +94,8 @@ class Result:
         ends = [0.0] * self.scenario.iterations
         for op in self.ops:
             assert op.end is not None
-            ends[op.iteration] = max(ends[op.iteration], op.end)
+            if op.end > ends[op.iteration]:
+                ends[op.iteration] = op.end
         for i, (before, end) in enumerate(pairwise(ends), start=1):
             ends[i] = max(before, end)
         return ends

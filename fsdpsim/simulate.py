@@ -10,6 +10,7 @@ from functools import cache, partial
 
 from fsdpsim.allocator import OutOfMemoryError
 from fsdpsim.collectives import Group, collective_seconds, replicate_group, shard_group
+from fsdpsim.collector import paused_collector
 from fsdpsim.contention import SharedGpu
 from fsdpsim.costs import Costs
 from fsdpsim.engine import Op
@@ -60,6 +61,7 @@ UNLIMITED = 1 << 48
 MemoryHook = Callable[[MemoryEvent], object]
 
 
+@paused_collector()
 def simulate(
     scenario: Scenario,
     *,
