@@ -117,9 +117,9 @@ class Free:
         buffer = self.buffer
         buffer.freed_at = host.now
         if self.record_streams:
-            others = (s for s in self.record_streams if s != buffer.stream and s in host.streams)
-            last = (host.streams[s].last for s in others)
-            buffer.pending = tuple(op for op in last if op is not None)
+            others = (s for s in self.record_streams if s != buffer.stream)
+            used = [host.streams[s].last for s in others if s in host.streams]
+            buffer.pending = tuple(op for op in used if op is not None)
         if host.memory is not None:
             host.memory.free(host, buffer, self.record_streams)
 

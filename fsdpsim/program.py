@@ -133,6 +133,8 @@ class Program:
         self.iteration = 0
         self.host_memory: dict[str, int] = {}
         """Category of :data:`fsdpsim.memory.CATEGORIES` -> bytes of it that live in host memory."""
+        self.communicators: set[str] = set()
+        """Names of the communicators that collectives are launched on."""
         self._gathers = 0
         self._last: dict[str, Op] = {}
         self._waits: dict[str, list[Op]] = {}
@@ -179,6 +181,8 @@ class Program:
             collective,
             nbytes,
         )
+        if communicator is not None:
+            self.communicators.add(communicator)
         self._last[stream] = op
         self.steps.append(op)
         return op

@@ -233,11 +233,12 @@ class Result:
         alive: dict[int, int] = {}
         pending: list[tuple[float, int]] = []  # a heap of (reusable from, gathering)
         most = 0
-        for time, buffer, is_malloc, *_ in self.memory.samples:
+        for sample in self.memory.samples:
+            time, buffer = sample.time, sample.buffer
             gathering = buffer.unsharded
             if gathering is None:
                 continue
-            if not is_malloc:
+            if not sample.is_malloc:
                 heappush(pending, (_reusable_from(buffer, time), gathering))
                 continue
             while pending and pending[0][0] <= time:

@@ -310,9 +310,8 @@ def build_memory(
 ) -> GpuMemory:
     """The device's memory as the allocator may use it: total less context and NCCL's buffers."""
     hardware = scenario.device
-    communicators = {s.communicator for s in program.steps if type(s) is Op and s.communicator}
     total = hardware.memory if scenario.hardware is not None else UNLIMITED
-    outside = hardware.memory_outside_allocator(len(communicators))
+    outside = hardware.memory_outside_allocator(len(program.communicators))
     return GpuMemory(
         scenario.allocator,
         capacity=max(total - outside, 0),
