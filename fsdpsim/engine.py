@@ -12,7 +12,7 @@ This module knows nothing of FSDP. Times are seconds.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -22,8 +22,8 @@ from simpy.events import NORMAL
 #: Stream of what the host's CPUs run beside its issue thread: no wait for the device waits for it.
 CPU = "cpu"
 
-#: What a SimPy process yields.
-Process = Generator[simpy.Event, Any, None]
+#: What takes host time: it arms the host's timer, and yields until that calls.
+Process = Generator[None, None, None]
 
 
 class Op:
@@ -59,7 +59,6 @@ class Op:
         name: str,
         stream: str,
         seconds: float,
-        *,
         deps: tuple[Op, ...] = (),
         communicator: str | None = None,
         launch_seconds: float = 0.0,
@@ -89,13 +88,13 @@ class Op:
         self.finished = False
         self.rendezvous: Rendezvous | None = None
         """Several ranks: where this collective meets those of the other members of its group."""
-        self.waiters: list[Callable[[], object]] | None = None
+        self.waiters: list[Callable[[float], object]] | None = None
 
     def __repr__(self) -> str:
         return f"Op({self.name!r} on {self.stream}, {self.start} to {self.end})"
 
-    def when_finished(self, callback: Callable[[], object]) -> None:
-        """Call ``callback`` at this op's end, which lies ahead."""
+    def when_finished(self, callback: Callable[[float], object]) -> None:
+        """Call ``callback`` with the time at this op's end, which lies ahead."""
         if self.waiters is None:
             self.waiters = [callback]
         else:
@@ -131,6 +130,9 @@ class Action(Protocol):
 class Memory(Protocol):
     """What the memory steps of a program call; None in its place simulates no memory."""
 
+    def attach(self, streams: Streams) -> None:
+        """Learn of the streams of this memory's GPU, before all else."""
+
     def malloc(self, host: Host, buffer: Any) -> Process | None:
         """Allocate ``buffer`` at this host time; return what the host must wait for, or None."""
 
@@ -141,8 +143,8 @@ class Memory(Protocol):
 class Rendezvous(Protocol):
     """Where one collective's ops on several ranks wait for each other."""
 
-    def arrive(self, begin: Callable[[], object]) -> bool:
-        """Whether all members are here now; if not, ``begin`` is called when the last one comes."""
+    def arrive(self, begin: Callable[[float], object], now: float) -> bool:
+        """Whether all members are here at ``now``; if not, the last one calls ``begin``."""
 
 
 class Contention(Protocol):
@@ -158,78 +160,85 @@ Step = Op | HostWait | Action
 class Timer(simpy.Event):
     """A triggered event that is scheduled again and again: half the cost of a Timeout per op."""
 
-    def __init__(self, env: simpy.Environment, *callbacks: Callable[[simpy.Event], None]) -> None:
+    def __init__(self, env: simpy.Environment, callback: Callable[[Any], object]) -> None:
         super().__init__(env)
         self._ok = True
         self._value = None
-        self._armed = list(callbacks)
+        self._armed: list[Callable[[Any], Any]] = [callback]
 
-    def arm(self, delay: float) -> Timer:
+    def arm(self, delay: float) -> None:
         """Trigger ``delay`` seconds from now."""
-        self.callbacks = self._armed.copy()
+        self.callbacks = self._armed
         self.env.schedule(self, NORMAL, delay)
-        return self
 
 
-class Stream:
-    """A FIFO of ops that run one at a time.
+class Stream(Timer):
+    """A FIFO of ops that run one at a time; as an event, the end of the op that runs.
 
-    Callbacks on one timer rather than a generator: exactly one SimPy event per op,
-    the least there is.
+    A callback rather than a generator: exactly one SimPy event per op, the least there is.
     """
 
     def __init__(
         self, env: simpy.Environment, name: str, contention: Contention | None = None
     ) -> None:
-        self.env = env
+        # The event that SimPy hands to its callback is this stream. A bound method would make a
+        # cycle, and what the stream ran last would stay until the collector comes.
+        super().__init__(env, Stream._finish)
         self.name = name
         self.contention = contention
+        self.head: Op | None = None
+        """The op that runs, or that waits for others before it may."""
         self.queue: deque[Op] = deque()
-        self.running: Op | None = None
+        """The ops behind it."""
         self.last: Op | None = None
-        self._idle = True
-        self._timer = Timer(env, self._finish)
 
-    def enqueue(self, op: Op) -> None:
+    def enqueue(self, op: Op, now: float) -> None:
         """Append ``op``; it starts at once if nothing is before it."""
         self.last = op
-        self.queue.append(op)
-        if self._idle:
-            self._start_next()
+        if self.head is None:
+            self.head = op
+            self._start(now)
+        else:
+            self.queue.append(op)
 
-    def _start_next(self) -> None:
-        """Begin the head of the queue, or have what it waits for call here again."""
-        op = self.queue[0]
-        self._idle = False
+    def _start(self, now: float) -> None:
+        """Begin the head, or have what it waits for call here again."""
+        op = self.head
+        assert op is not None
         for dep in op.deps:
             if not dep.finished:
-                dep.when_finished(self._start_next)
+                dep.when_finished(self._start)
                 return
-        if op.rendezvous is None or op.rendezvous.arrive(self._begin):
-            self._begin()
+        if op.rendezvous is None or op.rendezvous.arrive(self._begin, now):
+            self._begin(now)
 
-    def _begin(self) -> None:
-        self.running = op = self.queue.popleft()
-        op.start = now = self.env.now
+    def _begin(self, now: float) -> None:
+        op = self.head
+        assert op is not None
+        op.start = now
         if self.contention is not None:
             self.contention.begin(op, self._finish)
         else:
             op.end = now + op.seconds
-            self._timer.arm(op.seconds)
+            self.arm(op.seconds)
 
-    def _finish(self, _: simpy.Event | None = None) -> None:
-        op = self.running
+    def _finish(self) -> None:
+        op = self.head
         assert op is not None
         op.finished = True
         if self.contention is not None:
             op.end = self.env.now
+        now = op.end
+        assert now is not None
         if op.waiters is not None:
             for callback in op.waiters:
-                callback()
+                callback(now)
+            op.waiters = None
         if self.queue:
-            self._start_next()
+            self.head = self.queue.popleft()
+            self._start(now)
         else:
-            self._idle = True
+            self.head = None
 
 
 class Streams(dict[str, Stream]):
@@ -237,6 +246,7 @@ class Streams(dict[str, Stream]):
 
     def __init__(self, env: simpy.Environment, contention: Contention | None) -> None:
         super().__init__()
+        self.env = env
         self._make = partial(Stream, env, contention=contention)
 
     def __missing__(self, name: str) -> Stream:
@@ -263,72 +273,87 @@ class Communicator:
         self.last = op
 
 
-class Host:
-    """The CPU issue thread of one rank: runs its steps in order and ahead of the GPU."""
+class Host(Timer):
+    """The CPU issue thread of one rank: runs its steps in order and ahead of the GPU.
+
+    As an event, the end of what it waits for; then its generator goes on.
+    """
 
     def __init__(
         self,
         env: simpy.Environment,
+        steps: Iterable[Step],
         memory: Memory | None = None,
         contention: Contention | None = None,
     ) -> None:
-        self.env = env
+        generator = self._run(steps)
+        super().__init__(env, generator.send)
+        self.now = env.now
+        """When its present step began (seconds)."""
         self.memory = memory
         self.streams = Streams(env, contention)
+        if memory is not None:
+            memory.attach(self.streams)
         self.communicators: defaultdict[str, Communicator] = defaultdict(Communicator)
-        self.process: simpy.Process | None = None
+        self._done = False
+        next(generator)
 
-    def run(self, steps: Sequence[Step]) -> Process:
-        """The host's process."""
-        env, clock = self.env, Timer(self.env)
-        streams, communicators, now = self.streams, self.communicators, env.now
+    def _run(self, steps: Iterable[Step]) -> Process:
+        streams, communicators, env, now = self.streams, self.communicators, self.env, self.now
+        yield  # until the simulation begins
         for step in steps:
             if type(step) is Op:
                 if step.launch_seconds:
-                    yield clock.arm(step.launch_seconds)
-                    now = env.now
+                    self.arm(step.launch_seconds)
+                    yield
+                    self.now = now = now + step.launch_seconds
                 step.issued = now
                 if step.communicator is not None:
                     communicators[step.communicator].enqueue(step)
-                streams[step.stream].enqueue(step)
+                streams[step.stream].enqueue(step, now)
             elif type(step) is HostWait:
                 step.start = now
                 yield from self.wait(step.ops)
-                step.end = now = env.now
+                step.end = self.now = now = env.now
             elif (process := step.act(self)) is not None:  # type: ignore[union-attr]
                 yield from process
-                now = env.now
+                self.now = now = env.now
+        self._armed = []  # lets go of this generator
+        self._done = True
+        yield
 
     def check_finished(self) -> None:
         """Raise ``RuntimeError`` if, with nothing left to happen, an op or the host still waits."""
         for stream in self.streams.values():
-            if stream.queue:
-                raise RuntimeError(f"{stream.queue[0]!r} waits for an op that was never issued")
-        if self.process is not None and self.process.is_alive:
+            if stream.head is not None:
+                raise RuntimeError(f"{stream.head!r} waits for an op that was never issued")
+        if not self._done:
             raise RuntimeError("the host waits for an op that was never issued")
 
-    def wait(self, ops: Sequence[Op]) -> Process:
+    def wait(self, ops: Iterable[Op]) -> Process:
         """Block until all ``ops`` have ended."""
         for op in ops:
             if not op.finished:
-                done = self.env.event()
-                op.when_finished(done.succeed)
-                yield done
+                op.when_finished(self._go_on)
+                yield
+
+    def _go_on(self, _now: float) -> None:
+        self.arm(0)
 
 
 def start(
     env: simpy.Environment,
-    steps: Sequence[Step],
+    steps: Iterable[Step],
     memory: Memory | None = None,
     contention: Contention | None = None,
 ) -> Host:
     """Put one rank's host into ``env``; it runs when ``env`` does."""
-    host = Host(env, memory, contention)
-    host.process = env.process(host.run(steps))
+    host = Host(env, steps, memory, contention)
+    host.arm(0)
     return host
 
 
-def run(steps: Sequence[Step], memory: Memory | None = None) -> None:
+def run(steps: Iterable[Step], memory: Memory | None = None) -> None:
     """Run one rank's ``steps`` to the end; times are written into the ops and waits.
 
     Raises ``RuntimeError`` if the steps wait for something that was never issued.

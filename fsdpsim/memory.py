@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from fsdpsim.allocator import (
@@ -23,7 +24,7 @@ from fsdpsim.allocator import (
     SynchronizeEvents,
     Unmap,
 )
-from fsdpsim.engine import CPU, Host, Op, Process
+from fsdpsim.engine import CPU, Host, Op, Process, Streams
 
 #: Every buffer belongs to one of these; the same words are used in JSON and on charts.
 CATEGORIES = (
@@ -38,7 +39,10 @@ CATEGORIES = (
 
 
 class Buffer:
-    """One tensor's storage. The host fills in the times (seconds) and the allocator's block."""
+    """One tensor's storage, and the host step that allocates it on the stream that was current.
+
+    The host fills in the times (seconds) and the allocator's block.
+    """
 
     __slots__ = (
         "allocated_at",
@@ -60,7 +64,6 @@ class Buffer:
         name: str,
         nbytes: int,
         category: str,
-        *,
         stream: str,
         unit: str,
         iteration: int,
@@ -85,19 +88,19 @@ class Buffer:
     def __repr__(self) -> str:
         return f"Buffer({self.unit}/{self.name}, {self.nbytes} B on {self.stream})"
 
-
-class Malloc:
-    """Host step: allocate a buffer on the stream that was current."""
-
-    __slots__ = ("buffer",)
-
-    def __init__(self, buffer: Buffer) -> None:
-        self.buffer = buffer
+    @property
+    def buffer(self) -> Buffer:
+        """Itself: what the step allocates, as :attr:`Free.buffer` is what it frees."""
+        return self
 
     def act(self, host: Host) -> Process | None:
         """Allocate; returns what the host must wait for when the cache has no fitting block."""
-        self.buffer.allocated_at = host.env.now
-        return None if host.memory is None else host.memory.malloc(host, self.buffer)
+        self.allocated_at = host.now
+        return None if host.memory is None else host.memory.malloc(host, self)
+
+
+#: The step that allocates a buffer is the buffer: one object, as there are thousands of them.
+Malloc = Buffer
 
 
 class Free:
@@ -112,10 +115,11 @@ class Free:
     def act(self, host: Host) -> None:
         """Free now; the block stays unusable until the recorded streams have passed this moment."""
         buffer = self.buffer
-        buffer.freed_at = host.env.now
-        others = (s for s in self.record_streams if s != buffer.stream and s in host.streams)
-        last = (host.streams[s].last for s in others)
-        buffer.pending = tuple(op for op in last if op is not None)
+        buffer.freed_at = host.now
+        if self.record_streams:
+            others = (s for s in self.record_streams if s != buffer.stream)
+            used = [host.streams[s].last for s in others if s in host.streams]
+            buffer.pending = tuple(op for op in used if op is not None)
         if host.memory is not None:
             host.memory.free(host, buffer, self.record_streams)
 
@@ -130,6 +134,10 @@ class Sample(NamedTuple):
     allocated: int
     active: int
     reserved: int
+
+
+#: Makes a sample of a tuple without a Python call.
+_sample = partial(tuple.__new__, Sample)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +184,27 @@ class Oom:
     report: OutOfMemory
 
 
+class GpuEvents:
+    """What the allocator asks of the device: which work of its streams is done."""
+
+    def __init__(self) -> None:
+        self.streams: Streams | None = None
+
+    def record_event(self, stream: object) -> Op | None:
+        """The last op enqueued on ``stream`` now."""
+        assert self.streams is not None
+        found = self.streams.get(str(stream))
+        return found.last if found is not None else None
+
+    def query(self, event: object) -> bool:
+        """Whether the GPU has passed ``event`` by now."""
+        assert self.streams is not None
+        if event is None:
+            return True
+        end = event.end  # type: ignore[attr-defined]
+        return end is not None and end <= self.streams.env.now
+
+
 class GpuMemory:
     """One GPU's memory: the caching allocator, driven at host time.
 
@@ -194,10 +223,12 @@ class GpuMemory:
         cuda_free: float,
         on_event: Callable[[MemoryEvent], object] | None = None,
     ) -> None:
+        # A device of its own, so that no cycle keeps the samples until the collector comes.
+        self.events = GpuEvents()
         self.allocator = CachingAllocator(
             capacity=capacity,
             total_memory=total,
-            device=self,
+            device=self.events,
             settings=settings,
             on_event=self._tell if on_event is not None else None,
         )
@@ -211,50 +242,38 @@ class GpuMemory:
             CudaFree: cuda_free,
             Unmap: cuda_free,
         }
-        self._host: Host | None = None
+        self._levels = self.allocator.stats.levels
         self._buffer: Buffer | None = None
         self._on_event = on_event
 
-    # ---- what the allocator asks of the device
-
-    def record_event(self, stream: object) -> Op | None:
-        """The last op enqueued on ``stream`` now."""
-        assert self._host is not None
-        found = self._host.streams.get(str(stream))
-        return found.last if found is not None else None
-
-    def query(self, event: object) -> bool:
-        """Whether the GPU has passed ``event`` at the present host time."""
-        assert self._host is not None
-        if event is None:
-            return True
-        end = event.end  # type: ignore[attr-defined]
-        return end is not None and end <= self._host.env.now
-
     def _tell(self, action: str, address: int, size: int, stream: object) -> None:
-        assert self._on_event is not None and self._host is not None and self._buffer is not None
-        now = self._host.env.now
-        self._on_event(MemoryEvent(now, action, address, size, stream, self._buffer))
+        streams = self.events.streams
+        assert self._on_event is not None and streams is not None and self._buffer is not None
+        self._on_event(MemoryEvent(streams.env.now, action, address, size, stream, self._buffer))
 
-    # ---- what the program's memory steps call
+    # ---- what the host and the program's memory steps call
+
+    def attach(self, streams: Streams) -> None:
+        """Learn of the GPU's streams."""
+        self.events.streams = streams
 
     def malloc(self, host: Host, buffer: Buffer) -> Process | None:
         """Allocate ``buffer``; a cache miss returns the process that the host waits for."""
-        self._host, self._buffer = host, buffer
-        buffer.block = self.allocator.malloc_cached(buffer.nbytes, buffer.stream)
-        if buffer.block is None:
+        self._buffer = buffer
+        buffer.block = block = self.allocator.malloc_cached(buffer.nbytes, buffer.stream)
+        if block is None:
             return self._grow(host, buffer)
-        self._sample(host, buffer, is_malloc=True)
+        self._record(host.now, buffer, True)
         return None
 
     def free(self, host: Host, buffer: Buffer, record_streams: Sequence[str]) -> None:
         """Free ``buffer`` after ``record_stream`` for the given streams."""
-        self._host, self._buffer = host, buffer
-        assert buffer.block is not None
+        self._buffer, block = buffer, buffer.block
+        assert block is not None
         for stream in record_streams:
-            self.allocator.record_stream(buffer.block, stream)
-        self.allocator.free(buffer.block)
-        self._sample(host, buffer, is_malloc=False)
+            self.allocator.record_stream(block, stream)
+        self.allocator.free(block)
+        self._record(host.now, buffer, False)
 
     def _grow(self, host: Host, buffer: Buffer) -> Process:
         calls = self.allocator.grow(buffer.nbytes, buffer.stream)
@@ -283,7 +302,7 @@ class GpuMemory:
                     iteration=buffer.iteration,
                 )
             )
-        self._sample(host, buffer, is_malloc=True)
+        self._record(host.env.now, buffer, True)
 
     def _pay(self, host: Host, call: DriverCall) -> Process:
         if isinstance(call, SynchronizeEvents):
@@ -292,12 +311,16 @@ class GpuMemory:
             streams = (s for name, s in host.streams.items() if name != CPU)
             yield from host.wait([s.last for s in streams if s.last is not None])
         elif isinstance(call, Unmap):
-            last = self.record_event(call.stream)
+            last = self.events.record_event(call.stream)
             yield from host.wait([last] if last is not None else [])
         seconds = self._seconds.get(type(call), 0.0)
         if seconds:
-            yield host.env.timeout(seconds)
+            host.arm(seconds)
+            yield
 
-    def _sample(self, host: Host, buffer: Buffer, *, is_malloc: bool) -> None:
-        levels = self.allocator.stats.levels()
-        self.samples.append(Sample(host.env.now, buffer, is_malloc, *levels))
+    def _record(self, time: float, buffer: Buffer, is_malloc: bool) -> None:
+        levels = self._levels
+        requested, allocated = levels.requested, levels.allocated
+        active, reserved = allocated + levels.pending, levels.reserved
+        fields = (time, buffer, is_malloc, requested, allocated, active, reserved)
+        self.samples.append(_sample(fields))

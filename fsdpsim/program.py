@@ -8,11 +8,10 @@ events, ``wait_event``, ``wait_stream``, ``record_stream``.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fsdpsim.engine import CPU, Host, HostWait, Op, Process, Step
-from fsdpsim.memory import Buffer, Free, Malloc
+from fsdpsim.memory import Buffer, Free
 
 #: A recorded CUDA event: the ops that must have ended. Empty when nothing was enqueued before it.
 Event = tuple[Op, ...]
@@ -29,8 +28,7 @@ def is_kernel(op: Op) -> bool:
     return op.collective is None and op.kind not in TRANSFERS and op.stream != CPU
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collective:
+class Collective(NamedTuple):
     """What one collective moves. ``nbytes`` is the full size: gathered, or before scattering."""
 
     kind: str
@@ -64,7 +62,7 @@ class Mark:
 
     def act(self, host: Host) -> None:
         """Note the host time (seconds)."""
-        self.time = host.env.now
+        self.time = host.now
 
 
 class IterationStart:
@@ -79,7 +77,7 @@ class IterationStart:
 
     def act(self, host: Host) -> None:
         """Note where the iteration begins."""
-        self.time = host.env.now
+        self.time = host.now
         self.samples = len(getattr(host.memory, "samples", ()))
 
 
@@ -98,30 +96,30 @@ class HostWork:
 
     def act(self, host: Host) -> Process:
         """Let ``seconds`` pass."""
-        self.start = host.env.now
-        yield host.env.timeout(self.seconds)
+        self.start = host.now
+        host.arm(self.seconds)
+        yield
         self.end = host.env.now
 
 
-class _Setting:
-    """An attribute of the program that has another value inside a ``with`` block.
+class _Restoring:
+    """Gives an attribute of the program its former value back at the end of a ``with`` block.
 
     A class because it is entered for every hook: a generator would take three times as long.
     """
 
-    __slots__ = ("attribute", "inner", "outer", "program")
+    __slots__ = ("attribute", "former", "program")
 
-    def __init__(self, program: Program, attribute: str, inner: str) -> None:
+    def __init__(self, program: Program, attribute: str, former: str) -> None:
         self.program = program
         self.attribute = attribute
-        self.inner = inner
+        self.former = former
 
     def __enter__(self) -> None:
-        self.outer = getattr(self.program, self.attribute)
-        setattr(self.program, self.attribute, self.inner)
+        pass
 
     def __exit__(self, *exception: object) -> None:
-        setattr(self.program, self.attribute, self.outer)
+        setattr(self.program, self.attribute, self.former)
 
 
 class Program:
@@ -135,6 +133,8 @@ class Program:
         self.iteration = 0
         self.host_memory: dict[str, int] = {}
         """Category of :data:`fsdpsim.memory.CATEGORIES` -> bytes of it that live in host memory."""
+        self.communicators: set[str] = set()
+        """Names of the communicators that collectives are launched on."""
         self._gathers = 0
         self._last: dict[str, Op] = {}
         self._waits: dict[str, list[Op]] = {}
@@ -146,11 +146,13 @@ class Program:
 
     def on_stream(self, stream: str) -> AbstractContextManager[None]:
         """Make ``stream`` current inside, as ``torch.cuda.stream`` does."""
-        return _Setting(self, "stream", stream)
+        former, self.stream = self.stream, stream
+        return _Restoring(self, "stream", former)
 
     def for_unit(self, unit: str) -> AbstractContextManager[None]:
         """Label what is recorded inside with ``unit``."""
-        return _Setting(self, "unit", unit)
+        former, self.unit = self.unit, unit
+        return _Restoring(self, "unit", former)
 
     def launch(
         self,
@@ -169,16 +171,18 @@ class Program:
             name,
             stream,
             seconds,
-            deps=tuple(self._waits.pop(stream, ())),
-            communicator=communicator,
-            launch_seconds=launch_seconds,
-            kind=kind,
-            unit=self.unit,
-            phase=self.phase,
-            iteration=self.iteration,
-            collective=collective,
-            nbytes=nbytes,
+            tuple(self._waits.pop(stream, ())),
+            communicator,
+            launch_seconds,
+            kind,
+            self.unit,
+            self.phase,
+            self.iteration,
+            collective,
+            nbytes,
         )
+        if communicator is not None:
+            self.communicators.add(communicator)
         self._last[stream] = op
         self.steps.append(op)
         return op
@@ -220,16 +224,9 @@ class Program:
     ) -> Buffer:
         """Allocate on the current stream; ``unsharded``: which gathering's parameters it holds."""
         buffer = Buffer(
-            name,
-            nbytes,
-            category,
-            stream=self.stream,
-            unit=self.unit,
-            iteration=self.iteration,
-            phase=self.phase,
-            unsharded=unsharded,
+            name, nbytes, category, self.stream, self.unit, self.iteration, self.phase, unsharded
         )
-        self.steps.append(Malloc(buffer))
+        self.steps.append(buffer)
         return buffer
 
     def free(self, buffer: Buffer | None, *record_streams: str) -> None:

@@ -26,16 +26,16 @@ class Meeting:
 
     def __init__(self, members: int) -> None:
         self.missing = members
-        self.waiting: list[Callable[[], object]] = []
+        self.waiting: list[Callable[[float], object]] = []
 
-    def arrive(self, begin: Callable[[], object]) -> bool:
+    def arrive(self, begin: Callable[[float], object], now: float) -> bool:
         """Whether all members are here now; if so, those that waited begin too."""
         self.missing -= 1
         if self.missing:
             self.waiting.append(begin)
             return False
         for other in self.waiting:
-            other()
+            other(now)
         return True
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import pairwise
-from typing import Any
+from operator import attrgetter
 
 from fsdpsim.collectives import bytes_sent_per_rank
 from fsdpsim.costs import Costs
 from fsdpsim.engine import HostWait, Op
 from fsdpsim.intervals import Interval, clip, subtract, total, union
-from fsdpsim.memory import GpuMemory, Sample, Stall
+from fsdpsim.memory import Buffer, GpuMemory, Sample, Stall
 from fsdpsim.program import TRANSFERS, HostWork, IterationStart, Mark, Program, is_kernel
 from fsdpsim.scenario import Scenario
 from fsdpsim.workload import Workload
@@ -94,7 +94,8 @@ class Result:
         ends = [0.0] * self.scenario.iterations
         for op in self.ops:
             assert op.end is not None
-            ends[op.iteration] = max(ends[op.iteration], op.end)
+            if op.end > ends[op.iteration]:
+                ends[op.iteration] = op.end
         for i, (before, end) in enumerate(pairwise(ends), start=1):
             ends[i] = max(before, end)
         return ends
@@ -215,7 +216,7 @@ class Result:
 
     def peak(self, level: str) -> int:
         """The step's highest ``requested``, ``allocated``, ``active`` or ``reserved`` bytes."""
-        return max((getattr(s, level) for s in self.step_samples), default=0)
+        return max(map(attrgetter(level), self.step_samples), default=0)
 
     @property
     def outside_allocator(self) -> int:
@@ -232,24 +233,23 @@ class Result:
         alive: dict[int, int] = {}
         pending: list[tuple[float, int]] = []  # a heap of (reusable from, gathering)
         most = 0
-        for buffer, is_malloc, time in self._unsharded_events():
-            if not is_malloc:
-                end = max((op.end or float("inf") for op in buffer.pending), default=time)
-                heappush(pending, (end, buffer.unsharded))
+        for sample in self.memory.samples:
+            time, buffer = sample.time, sample.buffer
+            gathering = buffer.unsharded
+            if gathering is None:
+                continue
+            if not sample.is_malloc:
+                heappush(pending, (_reusable_from(buffer, time), gathering))
                 continue
             while pending and pending[0][0] <= time:
-                gathering = heappop(pending)[1]
-                alive[gathering] -= 1
-                if not alive[gathering]:
-                    del alive[gathering]
-            alive[buffer.unsharded] = alive.get(buffer.unsharded, 0) + 1
-            most = max(most, len(alive))
+                ended = heappop(pending)[1]
+                alive[ended] -= 1
+                if not alive[ended]:
+                    del alive[ended]
+            alive[gathering] = alive.get(gathering, 0) + 1
+            if len(alive) > most:
+                most = len(alive)
         return most
-
-    def _unsharded_events(self) -> Iterator[tuple[Any, bool, float]]:
-        for sample in self.memory.samples:
-            if sample.buffer.unsharded is not None:
-                yield sample.buffer, sample.is_malloc, sample.time
 
     @property
     def host_memory(self) -> int:
@@ -277,3 +277,10 @@ class Result:
 def _taken(ops: Iterable[Op]) -> float:
     """Seconds of each of ``ops`` from start to end, added up."""
     return sum(op.end - op.start for op in ops if op.start is not None and op.end is not None)
+
+
+def _reusable_from(buffer: Buffer, freed_at: float) -> float:
+    """When all work has ended that the free of ``buffer`` waits for (seconds)."""
+    if not buffer.pending:
+        return freed_at
+    return max(op.end or float("inf") for op in buffer.pending)

@@ -9,6 +9,7 @@ from functools import cache, partial
 
 from fsdpsim.allocator import OutOfMemoryError
 from fsdpsim.collectives import Group, collective_seconds, replicate_group, shard_group
+from fsdpsim.collector import paused_collector
 from fsdpsim.contention import SharedGpu
 from fsdpsim.costs import Costs
 from fsdpsim.engine import Op
@@ -60,6 +61,7 @@ UNLIMITED = 1 << 48
 MemoryHook = Callable[[MemoryEvent], object]
 
 
+@paused_collector()
 def simulate(
     scenario: Scenario,
     *,
@@ -150,7 +152,9 @@ def record(scenario: Scenario, workload: Workload, costs: Costs) -> Program:
         runtime.run()
     else:
         TrainingStep(runtime).run()
-    return runtime.program
+    program = runtime.program
+    vars(runtime).clear()  # its parts point back at it: only the collector would free the program
+    return program
 
 
 def build_workload(scenario: Scenario, costs: Costs | None = None) -> Workload:
@@ -293,9 +297,8 @@ def build_memory(
 ) -> GpuMemory:
     """The device's memory as the allocator may use it: total less context and NCCL's buffers."""
     hardware = scenario.device
-    communicators = {s.communicator for s in program.steps if type(s) is Op and s.communicator}
     total = hardware.memory if scenario.hardware is not None else UNLIMITED
-    outside = hardware.memory_outside_allocator(len(communicators))
+    outside = hardware.memory_outside_allocator(len(program.communicators))
     return GpuMemory(
         scenario.allocator,
         capacity=max(total - outside, 0),

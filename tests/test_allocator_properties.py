@@ -62,6 +62,11 @@ def check_statistics(allocator: CachingAllocator) -> None:
     current = {name: stats[f"{name}.all.current"] for name in STATISTICS}
     assert current["requested_bytes"] <= current["active_bytes"] <= current["reserved_bytes"]
     assert current["allocated_bytes"] <= current["active_bytes"]
+    levels = allocator.stats.levels
+    assert levels.requested == current["requested_bytes"]
+    assert levels.allocated == current["allocated_bytes"]
+    assert levels.allocated + levels.pending == current["active_bytes"]
+    assert levels.reserved == current["reserved_bytes"]
 
 
 def check_tiling(allocator: CachingAllocator) -> None:

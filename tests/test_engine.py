@@ -102,7 +102,8 @@ def test_actions_see_the_host_time() -> None:
 def test_the_host_waits_for_the_process_of_an_action() -> None:
     class Sleep:
         def act(self, host: Host) -> Process:
-            yield host.env.timeout(1.5)
+            host.arm(1.5)
+            yield
 
     after = Op("after", "compute", 1.0)
     assert spans(Sleep(), after) == [(1.5, 2.5)]

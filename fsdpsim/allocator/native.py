@@ -76,6 +76,7 @@ class CachingAllocator:
         self.num_sync_all_streams = 0
         self.num_oom_rejections = 0
         self.stats = AllocatorStats()
+        self._levels = self.stats.levels
         self._live_counts, self._split_counts = self.stats.live, self.stats.split
         self._rose = self._split_rose = False
         self.small = BlockPool(self.stats, is_small=True)
@@ -195,6 +196,9 @@ class CachingAllocator:
         stats.allocation.increase += 1
         stats.allocated_bytes.increase += size
         stats.requested_bytes.increase += nbytes
+        levels = self._levels
+        levels.allocated += size
+        levels.requested += nbytes
         self._rose = True
         if size >= self._max_split_size:
             self.oversize_allocations.increase += 1
@@ -294,6 +298,7 @@ class CachingAllocator:
             self._on_event("free_requested", block.address, block.requested_size, free_list.stream)
         stats.allocation.decrease += 1
         stats.allocated_bytes.decrease += size
+        self._levels.allocated -= size
         if size >= self._max_split_size:
             self.oversize_allocations.decrease += 1
         if block.stream_uses is None:
@@ -319,6 +324,7 @@ class CachingAllocator:
         stats = block.segment.free_list.stats
         stats.pending.increase += 1
         stats.pending_bytes.increase += block.size
+        self._levels.pending += block.size
         for stream in streams:
             event = self.device.record_event(stream)
             self._events.setdefault(stream, deque()).append((event, block))
@@ -341,12 +347,14 @@ class CachingAllocator:
         free_list = block.segment.free_list
         free_list.stats.pending.decrease += 1
         free_list.stats.pending_bytes.decrease += block.size
+        self._levels.pending -= block.size
         self._free_block(block, free_list)
 
     def _free_block(self, block: Block, free_list: FreeList) -> None:
         """Put a block back into its free list, merged with its free neighbours."""
         stats = free_list.stats
         stats.requested_bytes.decrease += block.requested_size
+        self._levels.requested -= block.requested_size
         if self._on_event is not None:
             self._on_event("free_completed", block.address, block.requested_size, free_list.stream)
         block.state = FREE

@@ -160,6 +160,7 @@ class ReservedMemory:
     def _count_taken(self, free_list: FreeList, size: int, *, segments: int) -> None:
         free_list.stats.reserved_bytes.increase += size
         free_list.stats.segment.increase += segments
+        self.stats.levels.reserved += size
         self.stats.reserved_bytes.settle()
         self.stats.segment.settle()
         self.num_device_alloc += 1
@@ -167,6 +168,7 @@ class ReservedMemory:
     def _count_returned(self, free_list: FreeList, size: int, *, segments: int) -> None:
         free_list.stats.reserved_bytes.decrease += size
         free_list.stats.segment.decrease += segments
+        self.stats.levels.reserved -= size
         self.num_device_free += 1
 
 

@@ -78,12 +78,14 @@ def _cut(segment: Segment, pieces: Iterable[Piece]) -> Iterable[Block]:
 
 def _count(allocator: CachingAllocator, segment: Segment) -> None:
     limit = allocator.settings.max_split_size
-    stats = segment.free_list.stats
+    stats, levels = segment.free_list.stats, allocator.stats.levels
     for block in segment.blocks():
         if block.state == LIVE:
             stats.allocation.increase += 1
             stats.allocated_bytes.increase += block.size
             stats.requested_bytes.increase += block.requested_size
+            levels.allocated += block.size
+            levels.requested += block.requested_size
             allocator.oversize_allocations.increase += block.size >= limit
         elif block.state == FREE and block.is_split and not segment.expandable:
             stats.inactive_split.increase += 1

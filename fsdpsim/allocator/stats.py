@@ -187,6 +187,15 @@ def _follow(active: Count, live: Count, pending: Count) -> None:
     active.settled_peak = max(active.settled_peak, live.settled_peak)
 
 
+class Levels:
+    """What a memory curve shows: running sums over both pools, in bytes."""
+
+    __slots__ = ("allocated", "pending", "requested", "reserved")
+
+    def __init__(self) -> None:
+        self.requested = self.allocated = self.pending = self.reserved = 0
+
+
 class AllocatorStats:
     """Every statistic that torch keeps per pool, plus the pending blocks."""
 
@@ -202,20 +211,7 @@ class AllocatorStats:
         self.pending_bytes = PooledCount()
         self.active = ActiveCount(self.allocation, self.pending)
         self.active_bytes = ActiveCount(self.allocated_bytes, self.pending_bytes)
-
-        pooled = (self.requested_bytes, self.allocated_bytes, self.pending_bytes)
-        self._levels = tuple(c for p in (*pooled, self.reserved_bytes) for c in (p.small, p.large))
-
-    def levels(self) -> tuple[int, int, int, int]:
-        """Current requested, allocated, active and reserved bytes; cheap enough for every call."""
-        r0, r1, a0, a1, p0, p1, v0, v1 = self._levels
-        allocated = a0.increase - a0.decrease + a1.increase - a1.decrease
-        return (
-            r0.increase - r0.decrease + r1.increase - r1.decrease,
-            allocated,
-            allocated + p0.increase - p0.decrease + p1.increase - p1.decrease,
-            v0.increase - v0.decrease + v1.increase - v1.decrease,
-        )
+        self.levels = Levels()
 
     @property
     def live(self) -> tuple[PooledCount, ...]:

@@ -49,6 +49,8 @@ class ParamGroup:
     """What all-gathers of shards send: the compute dtype, unless quantised."""
     post_forward_factor: int | None
     """Ranks that keep a shard after forward: None keeps the parameters unsharded."""
+    padded: dict[str, int] = field(init=False)
+    """Elements of each parameter by name, padding included."""
     state: str = "sharded"
     training_state: str = "idle"
     reduced_params: tuple[Param, ...] = ()
@@ -78,6 +80,9 @@ class ParamGroup:
     all_reduce_state: tuple[Buffer | None, Event] | None = None
     partial_reduce_output: Buffer | None = None
 
+    def __post_init__(self) -> None:
+        self.padded = {p.name: padded_numel(p, self.size.factor) for p in self.unit.params}
+
     @property
     def all_gather_factor(self) -> int:
         """Ranks of the next all-gather: fewer after an int reshard."""
@@ -97,7 +102,7 @@ class ParamGroup:
 
     def shard_numel(self, param: Param) -> int:
         """Elements of this rank's shard of ``param``, padding included."""
-        return padded_numel(param, self.size.factor) // self.size.factor
+        return self.padded[param.name] // self.size.factor
 
 
 class AllGather:
@@ -186,7 +191,7 @@ class AllGather:
         self.runtime.copy(name, gathered + group.unsharded_nbytes, cast=restores)
 
     def _unsharded_param(self, group: ParamGroup, param: Param) -> int:
-        size = nbytes(padded_numel(param, group.size.factor), group.param_dtype)
+        size = nbytes(group.padded[param.name], group.param_dtype)
         buffer = self.program.malloc(param.name, size, "all_gather", unsharded=group.gather)
         group.params.append(buffer)
         return size

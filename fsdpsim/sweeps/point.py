@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import pickle
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from fsdpsim.collector import paused_collector
 from fsdpsim.costs import Costs
 from fsdpsim.result import Result
 from fsdpsim.scenario import Scenario, ScenarioError
@@ -38,7 +37,7 @@ class Simulator:
     def line(self, point: Point) -> str:
         """The row of ``point`` as JSON. No error escapes: it becomes the row's reason."""
         try:
-            with _no_collector():
+            with paused_collector():
                 return self._row(point).as_json()
         except ScenarioError as error:
             reason = "; ".join(str(problem) for problem in error.problems)
@@ -96,18 +95,6 @@ def run_chunk(base: bytes, points: Sequence[Point]) -> list[str]:
 def _simulator(base: bytes, thread: int) -> Simulator:
     """One for each thread: its caches are not made for several."""
     return Simulator(pickle.loads(base))
-
-
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    """Collect the previous point's garbage once, not ten times while this one is recorded."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def empty_row(point: Point, status: Status, reason: str) -> Row:
