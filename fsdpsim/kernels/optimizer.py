@@ -98,7 +98,7 @@ def optimizer_kernels(
     numel = sum(numels)
     buffers = tuple(
         Tensor(name=f"denominator {n}", nbytes=numel * sizes[2], category="temporaries")
-        for n, numel in enumerate(numels)
+        for n, numel in enumerate(numels if scratch else ())
     )
     return tuple(
         Kernel(

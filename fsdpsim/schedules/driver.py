@@ -6,7 +6,7 @@ follows autograd's rule ([Note: Backward order] in :mod:`fsdpsim.schedules.autog
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -66,7 +66,7 @@ class TrainingStep:
 
     def _forward(self) -> Node | None:
         root, after = self.calls.forward()
-        if not self.training.checkpoint_reentrant:
+        if self.calls.recomputes and not self.training.checkpoint_reentrant:
             outside = self.training.checkpoint_placement == "outside"
             assign_regions([root], outside=outside)
         x = self._module(root, None)
@@ -77,7 +77,7 @@ class TrainingStep:
     def _module(self, call: ModuleCall, x: Node | None) -> Node | None:
         """One module call with its hooks."""
         x = self.runtime.pre_forward(call.unit, x)
-        for items in grouped(call.children):
+        for items in self._grouped(call):
             if self._is_reentrant(items):
                 x = self._checkpointed(items, x)
             else:
@@ -85,6 +85,10 @@ class TrainingStep:
                     x = self._run(item, x)
         self.runtime.post_forward(call.unit, x)
         return x
+
+    def _grouped(self, call: ModuleCall) -> Iterable[Sequence[Item]]:
+        """What is called inside ``call``: each checkpointed region in one piece."""
+        return grouped(call.children) if self.calls.recomputes else (call.children,)
 
     def _run(self, item: Item, x: Node | None) -> Node | None:
         return self._compute(item, x) if isinstance(item, PartCall) else self._module(item, x)

@@ -19,6 +19,8 @@ class PartCall:
 
     part: Part
     unit: Unit
+    trained: tuple[Param, ...]
+    """The parameters whose gradients this part's backward produces."""
     number: int
     """How often the part has run before in this iteration."""
     tensors: dict[str, Buffer] = field(default_factory=dict)
@@ -29,14 +31,6 @@ class PartCall:
     def label(self) -> str:
         """The unit's name, or the part's outside all units."""
         return self.unit.name or self.part.name
-
-    @property
-    def trained(self) -> tuple[Param, ...]:
-        """The parameters whose gradients this part's backward produces."""
-        names = self.part.params
-        return tuple(
-            p for p in self.unit.params if p.requires_grad and (names is None or p.name in names)
-        )
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +117,10 @@ class CallTree:
         self._parts = {part.name: part for part in workload.parts}
         self._order = workload.calls or tuple(self._parts)
         self._paths = {name: self._path(unit) for name, unit in self._units.items()}
+        self._trained = {part.name: self._trained_by(part) for part in workload.parts}
         self._numbers: dict[str, int] = {}
+        self.recomputes = any(part.recompute for part in workload.parts)
+        """Whether there is any activation checkpointing."""
 
     def _path(self, unit: Unit) -> list[Unit]:
         """From the root down to ``unit``."""
@@ -131,6 +128,11 @@ class CallTree:
             return [unit]
         root = next(u for u in self._units.values() if u.is_root)
         return [*self._path(self._units[unit.parent] if unit.parent else root), unit]
+
+    def _trained_by(self, part: Part) -> tuple[Param, ...]:
+        params = self._units[part.unit].params if part.unit else ()
+        names = part.params
+        return tuple(p for p in params if p.requires_grad and (names is None or p.name in names))
 
     def begin_iteration(self) -> None:
         """Number the calls of each part from zero again."""
@@ -159,7 +161,7 @@ class CallTree:
     def _numbered(self, part: Part, unit: Unit) -> PartCall:
         number = self._numbers.get(part.name, 0)
         self._numbers[part.name] = number + 1
-        return PartCall(part, unit, number)
+        return PartCall(part, unit, self._trained[part.name], number)
 
 
 def _common(stack: list[ModuleCall], path: list[Unit], part: Part) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from fsdpsim.costs import Costs
 from fsdpsim.engine import Op
@@ -106,13 +107,14 @@ class Runtime:
     def optimizer_step(self) -> None:
         """Update the local parameters, on the CPUs if they live in host memory."""
         self.create_optimizer_state()
-        kernels = self.optimizer_kernels()
+        kernels = self.optimizer_kernels
         if self.offload is None:
             self.run_kernels(kernels, "optimizer", self.root, {})
         else:
             seconds = self.costs.on_cpu(kernels, fused=self.optimizer.fused)
             self.offload.run_and_wait("optimizer_step", seconds)
 
+    @cached_property
     def optimizer_kernels(self) -> tuple[Kernel, ...]:
         """The kernels of one step over all that this rank updates."""
         units = [unit for unit in self.workload.units if unit.requires_grad]

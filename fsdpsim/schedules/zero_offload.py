@@ -72,7 +72,7 @@ class ZeroOffloadRuntime(ZeroRuntime):
 
     def _update_seconds(self, bucket: Bucket) -> float:
         """The bucket's share of the whole step."""
-        step = self.costs.on_cpu(self.optimizer_kernels(), fused=self.optimizer.fused)
+        step = self.costs.on_cpu(self.optimizer_kernels, fused=self.optimizer.fused)
         return step * bucket.numel / self.numel if self.numel else 0.0
 
     def pre_forward(self, unit: Unit, x: Node | None) -> Node | None:
