@@ -9,7 +9,8 @@ from fsdpsim.workload import Kernel, Part, Tensor, Workload
 
 Seconds = Callable[[Kernel], float]
 
-SAVED, RECOMPUTED, WORKING = "saved", "recomputed", "working"
+#: Saved for backward, saved for recompute only, left by recompute, and freed within its pass.
+SAVED, CHECKPOINT, RECOMPUTED, WORKING = "saved", "checkpoint", "recomputed", "working"
 
 
 def coarsen(workload: Workload, seconds: Seconds) -> Workload:
@@ -17,7 +18,7 @@ def coarsen(workload: Workload, seconds: Seconds) -> Workload:
 
     ``seconds`` is the cost model's time of one kernel. The merged kernel takes exactly the sum,
     with the launches, FLOPs, bytes and gradients of all; of their buffers it keeps what outlives
-    the pass and the highest level within it. Recompute must not leave less than it finds.
+    the pass and the highest level within it.
     """
     return replace(workload, parts=tuple(_coarse(part, seconds) for part in workload.parts))
 
@@ -44,26 +45,46 @@ def _coarse(part: Part, seconds: Seconds) -> Part:
         for tensor in kernel.allocates
     }
 
-    def whole(name: str, kernels: Sequence[Kernel], keeps: str) -> tuple[Kernel, ...]:
+    def after(kernels: Sequence[Kernel]) -> int:
+        return levels(kernels, sizes)[1]
+
+    def whole(name: str, kernels: Sequence[Kernel], kept: dict[str, int]) -> tuple[Kernel, ...]:
         if not kernels:
             return ()
         kernel = merge(f"{part.name}.{name}", kernels, seconds)
-        lumps = _lumps(kernels, sizes, keeps)
+        working = levels(kernels, sizes)[0] - sum(kept.values())
+        lumps = _lumps(kept | {WORKING: working})
         drops = tuple(lump.name for lump in lumps if lump.name == WORKING)
         return (replace(kernel, allocates=lumps, frees=drops),)
 
-    frees = tuple(
-        name
-        for name, kernels in ((SAVED, part.forward), (RECOMPUTED, part.recompute))
-        if levels(kernels, sizes)[1] > 0
-    )
-    backward = whole("backward", part.backward, "")
+    # Where no gradient flows on, a region's recompute is the last that needs its input.
+    released = max(-after(part.recompute), 0)
+    saved = {SAVED: after(part.forward) - released, CHECKPOINT: released}
+    recomputed = {RECOMPUTED: max(after(part.recompute), 0)}
+    forward = whole("forward", part.forward, saved)
+    recompute = whole("recompute", part.recompute, recomputed)
+    backward = whole("backward", part.backward, {})
     return replace(
         part,
-        forward=whole("forward", part.forward, SAVED),
-        recompute=whole("recompute", part.recompute, RECOMPUTED),
-        backward=tuple(replace(k, frees=(*k.frees, *frees)) for k in backward),
+        forward=forward,
+        recompute=_freeing(recompute, {CHECKPOINT: released}),
+        backward=_freeing(backward, {SAVED: saved[SAVED]} | recomputed),
     )
+
+
+def _lumps(sizes: dict[str, int]) -> tuple[Tensor, ...]:
+    return tuple(
+        Tensor(name=name, nbytes=nbytes, category="temporaries")
+        if name == WORKING
+        else Tensor(name=name, nbytes=nbytes)
+        for name, nbytes in sizes.items()
+        if nbytes > 0
+    )
+
+
+def _freeing(kernels: tuple[Kernel, ...], sizes: dict[str, int]) -> tuple[Kernel, ...]:
+    names = tuple(name for name, nbytes in sizes.items() if nbytes > 0)
+    return tuple(replace(kernel, frees=(*kernel.frees, *names)) for kernel in kernels)
 
 
 def levels(kernels: Sequence[Kernel], sizes: dict[str, int]) -> tuple[int, int]:
@@ -77,13 +98,3 @@ def levels(kernels: Sequence[Kernel], sizes: dict[str, int]) -> tuple[int, int]:
         highest = max(highest, level)
         level -= sum(sizes[name] for name in kernel.frees)
     return highest, level
-
-
-def _lumps(kernels: Sequence[Kernel], sizes: dict[str, int], keeps: str) -> tuple[Tensor, ...]:
-    highest, after = levels(kernels, sizes)
-    kept = max(after, 0)
-    lumps = (
-        Tensor(name=keeps, nbytes=kept),
-        Tensor(name=WORKING, nbytes=highest - kept, category="temporaries"),
-    )
-    return tuple(lump for lump in lumps if lump.nbytes > 0)
