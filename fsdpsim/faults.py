@@ -6,7 +6,8 @@ fault into a line that names file and key.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from fsdpsim.units import shown
@@ -70,6 +71,12 @@ def expected(kind: str, context: Mapping[str, Any], message: str) -> str:
         choices = str(context["expected"])
         return choices.replace("'", '"').replace("True", "true").replace("False", "false")
     return message.removeprefix("Input should be ").removeprefix("Input ")
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
+    """A hint at the name among ``known`` that is nearest to ``word``; ``otherwise`` if none is."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {near[0]}?" if near else otherwise
 
 
 def not_allowed(given: object, wanted: str) -> str:

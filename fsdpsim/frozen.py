@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from fsdpsim.faults import Fault, FaultsError
+from fsdpsim.faults import Fault, FaultsError, did_you_mean
 from fsdpsim.units import shown
 from fsdpsim.workload import Param, Unit
 
@@ -54,6 +53,5 @@ def _modules(param: str) -> Iterator[str]:
 
 
 def _unknown(pattern: str, known: Collection[str], some: str) -> str:
-    near = difflib.get_close_matches(pattern, sorted(known), n=1)
-    hint = f"did you mean {near[0]}?" if near else f"some units are {some}"
+    hint = did_you_mean(pattern, sorted(known), f"some units are {some}")
     return f"{shown(pattern)} is no unit, module or parameter; {hint}"

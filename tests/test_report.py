@@ -28,26 +28,6 @@ from fsdpsim.scenario import load
 from fsdpsim.simulate import simulate
 from fsdpsim.summary import summary
 
-
-@pytest.fixture(scope="module")
-def textbook() -> Result:
-    return run("textbook_backward_prefetch")
-
-
-@pytest.fixture(scope="module")
-def large() -> Result:
-    """At least ten thousand kernels and collectives."""
-    result = run("rate_limiter_hurts", "training.iterations=5")
-    assert len(result.ops) > 10_000
-    return result
-
-
-@pytest.fixture(scope="module")
-def small() -> Result:
-    """A real FSDP1 step with bytes, streams, and frees that wait for events."""
-    return run("fsdp1_13b_64gpu")
-
-
 # ---- encoding
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import chromium
 import pytest
-from reports import HOSTILE, data_of, hostile, html_of, opened, run
+from reports import HOSTILE, data_of, hostile, html_of, opened
 
 from fsdpsim.explain import explain
 from fsdpsim.explain.critical import path_totals
@@ -22,25 +22,6 @@ from fsdpsim.report.encode import scrub
 from fsdpsim.result import Result
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def textbook() -> Result:
-    return run("textbook_backward_prefetch")
-
-
-@pytest.fixture(scope="module")
-def large() -> Result:
-    """At least ten thousand kernels and collectives."""
-    result = run("rate_limiter_hurts", "training.iterations=5")
-    assert len(result.ops) > 10_000
-    return result
-
-
-@pytest.fixture(scope="module")
-def small() -> Result:
-    """A real FSDP1 step with bytes, streams, and frees that wait for events."""
-    return run("fsdp1_13b_64gpu")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ it is.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, StrictBool, ValidationError, model_validator
 
-from fsdpsim.faults import Fault, FaultsError, expected, not_allowed
+from fsdpsim.faults import Fault, FaultsError, did_you_mean, expected, not_allowed
 from fsdpsim.units import Count, CountOrZero, Few
 
 #: Field of :class:`ModelConfig` -> the keys it is looked for under, in order; a dot enters a table.
@@ -301,6 +300,5 @@ def _refuse_unknown(inline: Mapping[str, Any]) -> None:
 
 
 def _unknown(key: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known are hf_config, {', '.join(known)}"
+    hint = did_you_mean(key, known, f"known are hf_config, {', '.join(known)}")
     return f"unknown key; {hint}"

@@ -15,6 +15,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import Bbox
 
 from fsdpsim.plots.legend import Key
 from fsdpsim.plots.sheet import Sheet, legend_room, place_legend
@@ -325,8 +326,6 @@ def _scatter(axes: Axes, grid: Grid, rows: Sequence[Row], front: list[Row]) -> N
     x, y = [place[0] for place in best], [place[1] for place in best]
     axes.step(x, y, where="post", color=KINDS["reduce_scatter"].colour, lw=0.8)
     axes.scatter(x, y, s=22, color=KINDS["reduce_scatter"].colour, lw=0, zorder=3)
-    named = rows if len(rows) <= MAX_NAMED else front[:MAX_NAMED]
-    _name(axes, grid, named, list(_places(named, name, seconds)))
     times = [x for x, _ in (*others, *best)]
     if max(times) > 20 * min(times) > 0:
         axes.set_xscale("log")
@@ -334,22 +333,28 @@ def _scatter(axes: Axes, grid: Grid, rows: Sequence[Row], front: list[Row]) -> N
     axes.set_ylabel("peak reserved memory (GiB)")
     axes.set_ylim(bottom=0)
     axes.grid(True)
+    named = rows if len(rows) <= MAX_NAMED else front[:MAX_NAMED]
+    _name(axes, grid, named, list(_places(named, name, seconds)))
 
 
 def _name(
     axes: Axes, grid: Grid, rows: Sequence[Row], places: Sequence[tuple[float, float]]
 ) -> None:
-    """Write what sets each point apart beside it, inside the axes."""
+    """Write what sets each point apart beside it, inside the axes and clear of earlier names."""
     texts = [[json.dumps(row.settings[key], default=str) for row in rows] for key in grid.keys]
     varied = [key for key, own in zip(grid.keys, texts, strict=True) if len(set(own)) > 1][:3]
     low, high = axes.get_xlim()
     edge = low + 0.8 * (high - low)  # beyond it a name would leave the axes
+    taken: list[Bbox] = []
     for row, place in zip(rows, places, strict=True):
         text = ", ".join(_short(value_label(row.settings[key])) for key in varied)
         side = ("right", -4) if place[0] > edge else ("left", 4)
-        axes.annotate(
+        name = axes.annotate(
             text, place, (side[1], 4), textcoords="offset points", ha=side[0], size=SMALL_SIZE
         )
+        if any(name.get_window_extent().overlaps(other) for other in taken):
+            name.set(position=(side[1], -4), va="top")
+        taken.append(name.get_window_extent())
 
 
 def _axis_of(rows: Sequence[Row], name: str) -> tuple[str, float]:

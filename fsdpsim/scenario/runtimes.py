@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
 
-from fsdpsim.faults import Fault
+from fsdpsim.faults import Fault, did_you_mean
 from fsdpsim.scenario.keys import join_key
 from fsdpsim.units import Count, CountOrZero
 
@@ -201,8 +200,7 @@ class Fsdp2(_Fsdp):
 
 
 def _unknown_unit(key: str, name: str, names: Sequence[str]) -> Fault:
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"units are {_some(names)}"
+    hint = did_you_mean(name, names, f"units are {_some(names)}")
     reads = ("workload.units", "fsdp.unit", "fsdp.wrap_embedding", "fsdp.wrap_head")
     return Fault(key, f'"{name}" is not a unit; {hint}', reads)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -11,6 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
+from fsdpsim.faults import did_you_mean
 from fsdpsim.model.config import NAMES, ModelConfig
 from fsdpsim.scenario.expressions import Expression, parse_expression
 from fsdpsim.scenario.hints import other_runtime
@@ -246,8 +246,7 @@ def _unknown(key: str, part: str, inside: Iterable[Any], runtime: type[BaseModel
         return f"{key} {hint}"
     if not known:
         return f"{key} is not a key: {part!r} would lie inside a plain value"
-    near = difflib.get_close_matches(part, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+    hint = did_you_mean(part, known, f"known are {', '.join(known)}")
     return f"{key}: unknown key {part!r}; {hint}"
 
 

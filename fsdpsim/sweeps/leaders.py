@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from fsdpsim.faults import did_you_mean
 from fsdpsim.sweeps.pareto import ParetoFront
 from fsdpsim.sweeps.row import MORE_IS_BETTER, Row
 
@@ -70,6 +70,5 @@ class Leaders:
     def _check(self, row: Row) -> None:
         known: dict[str, Any] = row.flat()
         if row.status == "ok" and self.key not in known:
-            near = difflib.get_close_matches(self.key, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+            hint = did_you_mean(self.key, known, f"known are {', '.join(known)}")
             raise UnknownKeyError(f"--sort {self.key}: no such setting or figure; {hint}")

@@ -15,6 +15,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
+from fsdpsim.faults import expected, not_allowed
+
 #: The data set that ``fsdpsim validate`` reads by default.
 MEASUREMENTS = Path(__file__).parents[1] / "data" / "measurements.json"
 
@@ -98,11 +100,12 @@ def _check_fields(path: Path, where: str, row: Row) -> None:
         _Fields.model_validate(row)
     except ValidationError as errors:
         first = errors.errors()[0]
-        key, given = first["loc"][0], first["input"]
-        raise RowsError(
-            f"{path}: {where}: {key}: "
-            + ("is missing" if first["type"] == "missing" else f"{given!r}: {first['msg']}")
-        ) from None
+        if first["type"] == "missing":
+            text = "is missing"
+        else:
+            wanted = expected(first["type"], first.get("ctx", {}), first["msg"])
+            text = not_allowed(first["input"], wanted)
+        raise RowsError(f"{path}: {where}: {first['loc'][0]}: {text}") from None
 
 
 def _read_json(path: Path) -> Any:
