@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import util
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,25 @@ def test_the_front_is_drawn_over_the_others(grid: Grid, rows: list[Row]) -> None
         row.figures["peak_reserved_bytes"] / 2**30 for row in rows if row.status == "ok"
     )
     assert min(y for _, y in front) == memory[0]
+
+
+def test_names_of_near_points_do_not_overlap(grid: Grid, rows: list[Row]) -> None:
+    base = next(row for row in rows if row.status == "ok")
+    placed = [
+        replace(
+            base,
+            point=n,
+            settings={grid.keys[0]: f"units {n}"},
+            figures={**base.figures, "step_time_s": seconds},
+        )
+        for n, seconds in enumerate((1.0, 1.005, 1.4))
+    ]
+    figure = pareto_figure(grid, placed)
+    assert figure is not None
+    names = [text for text in figure.axes[0].texts if text.get_text().startswith("units")]
+    assert len(names) == 3
+    boxes = [name.get_window_extent() for name in names]
+    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
 
 
 def test_no_picture_where_there_is_nothing_to_show(rows: list[Row]) -> None:
