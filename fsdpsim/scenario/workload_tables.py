@@ -232,4 +232,5 @@ class Training(Table):
     read_loss: StrictBool = False
     """The host reads the loss after each step, so it waits for the GPU."""
     granularity: Literal["kernels", "units"] | None = None
-    """One op per kernel, or one per unit and pass. Default: ``kernels`` for a [model]."""
+    """One op per kernel, or one per unit and pass, where FSDP's tensors of a unit that live and die
+    together are one buffer too. Default: ``kernels`` for a [model]."""

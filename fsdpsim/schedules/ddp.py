@@ -67,12 +67,15 @@ class DdpRuntime(Runtime):
         for bucket in self.buckets:
             bucket.ready.clear()
 
-    def allocate_gradient(self, unit: Unit, param: Param) -> None:
+    def allocate_gradients(self, unit: Unit, params: tuple[Param, ...]) -> None:
         """Gradients live beside the buckets, or in them (``gradient_as_bucket_view``)."""
-        if self.settings.gradient_as_bucket_view or param.name in self.grads:
+        if self.settings.gradient_as_bucket_view:
             return
-        size = nbytes(param.numel, self._dtype(param))
-        self.grads[param.name] = self.program.malloc(f"grad {param.name}", size, "gradients")
+        for param in params:
+            if param.name not in self.grads:
+                size = nbytes(param.numel, self._dtype(param))
+                grad = self.program.malloc(f"grad {param.name}", size, "gradients")
+                self.grads[param.name] = grad
 
     def after_backward_kernels(self, unit: Unit, params: tuple[Param, ...]) -> None:
         """The AccumulateGrad hooks of a part: copy into buckets, reduce those that are full."""

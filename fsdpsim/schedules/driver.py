@@ -133,9 +133,8 @@ class TrainingStep:
 
     def _gradients_of_no_kernel(self, call: PartCall) -> None:
         named = {name for kernel in call.part.backward for name in kernel.gradients}
-        for param in call.trained:
-            if param.name not in named:
-                self.runtime.allocate_gradient(call.unit, param)
+        if unnamed := tuple(param for param in call.trained if param.name not in named):
+            self.runtime.allocate_gradients(call.unit, unnamed)
 
     # ---- activation checkpointing
 

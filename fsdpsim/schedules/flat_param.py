@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from fsdpsim.memory import Buffer
 from fsdpsim.schedules.autograd import Node
-from fsdpsim.schedules.runtime import Runtime
+from fsdpsim.schedules.runtime import Runtime, tensor_name
 from fsdpsim.sharding import ShardedSize
 from fsdpsim.workload import Param, Unit, nbytes
 
@@ -82,10 +82,11 @@ class FlatGradients:
         self.hybrid = hybrid
         self.predivide, self.postdivide = divide_factors(runtime.shard_factor * runtime.replicas)
 
-    def allocate(self, handle: FlatParamHandle, param: Param) -> None:
-        """Autograd writes each parameter's gradient into a tensor of its own."""
-        size = nbytes(param.numel, handle.param_dtype)
-        handle.param_grads.append(self.program.malloc(f"grad {param.name}", size, "gradients"))
+    def allocate(self, handle: FlatParamHandle, params: tuple[Param, ...]) -> None:
+        """The gradients of ``params``, before they become the flat one."""
+        size = nbytes(sum(param.numel for param in params), handle.param_dtype)
+        name = f"grad {tensor_name([param.name for param in params])}"
+        handle.param_grads.append(self.program.malloc(name, size, "gradients"))
 
     def concatenate(self, handle: FlatParamHandle) -> None:
         """The views' backward: the parameters' gradients become one flat gradient."""

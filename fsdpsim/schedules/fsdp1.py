@@ -318,9 +318,10 @@ class Fsdp1Runtime(Runtime):
             self._prefetch(handle)
             handle.ran_pre_backward_hook = True
 
-    def allocate_gradient(self, unit: Unit, param: Param) -> None:
+    def allocate_gradients(self, unit: Unit, params: tuple[Param, ...]) -> None:
         """Autograd writes each parameter's gradient into a tensor of its own."""
-        self.gradients.allocate(self.handles[unit.name], param)
+        for together in self.buffers_of(params):
+            self.gradients.allocate(self.handles[unit.name], together)
 
     def _post_backward(self, handle: FlatParamHandle) -> None:
         """``_post_backward_hook``, when the flat gradient is complete."""

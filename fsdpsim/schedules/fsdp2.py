@@ -110,8 +110,9 @@ class Fsdp2Runtime(Runtime):
         for group in self.groups.values():
             with self.program.for_unit(group.unit.name):
                 if self.offload is None:
-                    for param in group.unit.params:
-                        size = nbytes(group.shard_numel(param), group.orig_dtype)
+                    for params in self.buffers_of(group.unit.params):
+                        numel = sum(map(group.shard_numel, params))
+                        size = nbytes(numel, group.orig_dtype)
                         self.program.malloc("sharded_param", size, "parameters")
                 else:
                     self.offload.keep("parameters", nbytes(group.size.shard, group.orig_dtype))
@@ -365,9 +366,10 @@ class Fsdp2Runtime(Runtime):
             group.accumulate_grad = self.autograd.accumulate_grad(run)
         return (group.accumulate_grad,)
 
-    def allocate_gradient(self, unit: Unit, param: Param) -> None:
+    def allocate_gradients(self, unit: Unit, params: tuple[Param, ...]) -> None:
         """Each parameter's gradient is a tensor of its own."""
-        self.gradients.allocate(self.groups[unit.name], param)
+        for together in self.buffers_of(params):
+            self.gradients.allocate(self.groups[unit.name], together)
 
     def _accumulate_grad(self, group: ParamGroup) -> None:
         self.gradients.accumulate(group)

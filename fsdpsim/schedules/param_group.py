@@ -13,9 +13,12 @@ from fsdpsim.memory import Buffer
 from fsdpsim.program import COMPUTE, Event
 from fsdpsim.schedules.autograd import Node
 from fsdpsim.schedules.offload import Offload
-from fsdpsim.schedules.runtime import Runtime
+from fsdpsim.schedules.runtime import Runtime, tensor_name
 from fsdpsim.sharding import ShardedSize, padded_numel, per_parameter
-from fsdpsim.workload import Param, Unit, nbytes
+from fsdpsim.workload import DTYPE_BYTES, Param, Unit, nbytes
+
+#: Names of the parameters whose gradients share a buffer -> the buffer.
+Grads = dict[tuple[str, ...], Buffer]
 
 
 @dataclass(slots=True)
@@ -65,11 +68,11 @@ class ParamGroup:
     post_forward_shard: Buffer | None = None
     post_forward_indices: list[int] = field(default_factory=list)
     accumulate_grad: Node | None = None
-    incomplete_grads: dict[str, Buffer] = field(default_factory=dict)
+    incomplete_grads: Grads = field(default_factory=dict)
     """Gradients in autograd's hands: some use of the parameter is not differentiated yet."""
-    grads: dict[str, Buffer] = field(default_factory=dict)
+    grads: Grads = field(default_factory=dict)
     """The parameters' ``.grad``."""
-    accumulated_grads: dict[str, Buffer] = field(default_factory=dict)
+    accumulated_grads: Grads = field(default_factory=dict)
     """Gradients kept without synchronisation, in the reduce dtype."""
     sharded_grad: Buffer | None = None
     has_cpu_grad: bool = False
@@ -179,20 +182,21 @@ class AllGather:
         if self.offload is not None and group.size.factor == 1:
             for param in group.unit.params:
                 source = self._from_host(group, param, self.offload)
-                size = self._unsharded_param(group, param)
+                size = self._unsharded_params(group, (param,))
                 self.runtime.copy("all_gather_copy_out", 2 * size)
                 self.program.free(source)
             return
-        for param in group.unit.params:
-            self._unsharded_param(group, param)
+        for params in self.runtime.buffers_of(group.unit.params):
+            self._unsharded_params(group, params)
         gathered = nbytes(group.size.padded, group.all_gather_dtype)
         restores = group.all_gather_dtype != group.param_dtype
         name = "dequantize_copy_out" if restores else "all_gather_copy_out"
         self.runtime.copy(name, gathered + group.unsharded_nbytes, cast=restores)
 
-    def _unsharded_param(self, group: ParamGroup, param: Param) -> int:
-        size = nbytes(group.padded[param.name], group.param_dtype)
-        buffer = self.program.malloc(param.name, size, "all_gather", unsharded=group.gather)
+    def _unsharded_params(self, group: ParamGroup, params: tuple[Param, ...]) -> int:
+        size = nbytes(sum(group.padded[param.name] for param in params), group.param_dtype)
+        name = tensor_name([param.name for param in params])
+        buffer = self.program.malloc(name, size, "all_gather", unsharded=group.gather)
         group.params.append(buffer)
         return size
 
@@ -208,54 +212,55 @@ class Gradients:
         self.reduce_scatter_communicator = "reduce_scatter" if separate_group else "shard"
         self.hsdp = runtime.replicas > 1
 
-    def allocate(self, group: ParamGroup, param: Param) -> None:
-        """A parameter's gradient; that of a second use is added to the first."""
-        size = nbytes(param.numel, group.param_dtype)
-        new = self.program.malloc(f"grad {param.name}", size, "gradients")
-        self._add(group.incomplete_grads, param.name, new)
+    def allocate(self, group: ParamGroup, params: tuple[Param, ...]) -> None:
+        """The gradients of ``params``; those of a second use are added to the first."""
+        size = nbytes(sum(param.numel for param in params), group.param_dtype)
+        names = tuple(param.name for param in params)
+        new = self.program.malloc(f"grad {tensor_name(names)}", size, "gradients")
+        self._add(group.incomplete_grads, names, new)
 
     def accumulate(self, group: ParamGroup) -> None:
         """All uses are differentiated: the gradients are in ``.grad``."""
         with self.program.for_unit(group.unit.name):
-            for name, grad in group.incomplete_grads.items():
-                self._add(group.grads, name, grad)
+            for names, grad in group.incomplete_grads.items():
+                self._add(group.grads, names, grad)
         group.incomplete_grads.clear()
 
-    def _add(self, grads: dict[str, Buffer], name: str, new: Buffer) -> None:
-        if name in grads:
-            self.copy("accumulate_gradient", new.nbytes + 2 * grads[name].nbytes)
+    def _add(self, grads: Grads, names: tuple[str, ...], new: Buffer) -> None:
+        if names in grads:
+            self.copy("accumulate_gradient", new.nbytes + 2 * grads[names].nbytes)
             self.program.free(new)
         else:
-            grads[name] = new
+            grads[names] = new
 
     def accumulate_unsharded(self, group: ParamGroup) -> None:
         """``accumulate_unsharded_grad_if_needed``: add to what earlier micro-batches kept."""
         if not group.accumulated_grads:
             return
-        for name, grad in group.grads.items():
-            self._add(group.accumulated_grads, name, grad)
+        for names, grad in group.grads.items():
+            self._add(group.accumulated_grads, names, grad)
         group.grads.clear()
 
     def keep_unsharded(self, group: ParamGroup) -> None:
         """``to_accumulated_grad_if_needed``: without synchronisation gradients are kept."""
         if group.reduce_dtype == group.param_dtype:
             return  # they stay in .grad, and the next backward adds to them in place
-        numels = {p.name: p.numel for p in group.unit.params}
-        for name, grad in group.grads.items():
-            size = nbytes(numels[name], group.reduce_dtype)
-            kept = self.program.malloc(f"accumulated grad {name}", size, "gradients")
+        for names, grad in group.grads.items():
+            size = nbytes(grad.nbytes // DTYPE_BYTES[group.param_dtype], group.reduce_dtype)
+            kept = self.program.malloc(f"accumulated {grad.name}", size, "gradients")
             self.copy("cast_gradient", grad.nbytes + size, cast=True)
             self.program.free(grad)
-            group.accumulated_grads[name] = kept
+            group.accumulated_grads[names] = kept
         group.grads.clear()
 
     def reduce(self, group: ParamGroup, *, all_reduce: bool) -> tuple[ReduceScatterState, str]:
         """``foreach_reduce``; returns the input to retain, and the stream that it ends on."""
         program = self.program
         # Only parameters that were used have a gradient.
-        names = group.grads.keys() | group.accumulated_grads.keys()
-        group.reduced_params = tuple(p for p in group.unit.params if p.name in names)
-        group.reduced = per_parameter(group.reduced_params, group.size.factor)
+        used = {name for names in (*group.grads, *group.accumulated_grads) for name in names}
+        if used != {param.name for param in group.reduced_params}:
+            group.reduced_params = tuple(p for p in group.unit.params if p.name in used)
+            group.reduced = per_parameter(group.reduced_params, group.size.factor)
         reduce_input = self._copy_in(group)
         program.wait_stream("reduce_scatter", COMPUTE)
         with program.on_stream("reduce_scatter"):

@@ -93,15 +93,16 @@ class ZeroRuntime(Runtime):
 
     # ---- backward
 
-    def allocate_gradient(self, unit: Unit, param: Param) -> None:
+    def allocate_gradients(self, unit: Unit, params: tuple[Param, ...]) -> None:
         """Gradients in the compute dtype; a later micro-batch of stage 1 adds to the first's."""
-        size = nbytes(param.numel, self.dtype)
-        new = self.program.malloc(f"grad {param.name}", size, "gradients")
-        if param.name in self.grads:
-            self.copy("accumulate_gradient", 3 * size)
-            self.program.free(new)
-        else:
-            self.grads[param.name] = new
+        for param in params:
+            size = nbytes(param.numel, self.dtype)
+            new = self.program.malloc(f"grad {param.name}", size, "gradients")
+            if param.name in self.grads:
+                self.copy("accumulate_gradient", 3 * size)
+                self.program.free(new)
+            else:
+                self.grads[param.name] = new
 
     def after_backward_kernels(self, unit: Unit, params: tuple[Param, ...]) -> None:
         """Stage 2: buckets whose gradients are complete are reduced at once."""
