@@ -120,6 +120,23 @@ class HostWait:
         self.end: float | None = None
 
 
+class HostWork:
+    """Time that the CPU thread spends without launching: hooks, Python, a CPU optimizer.
+
+    The engine fills ``start`` and ``end`` (seconds).
+    """
+
+    __slots__ = ("cause", "end", "iteration", "seconds", "start", "unit")
+
+    def __init__(self, seconds: float, cause: str, unit: str, iteration: int) -> None:
+        self.seconds = seconds
+        self.cause = cause
+        self.unit = unit
+        self.iteration = iteration
+        self.start: float | None = None
+        self.end: float | None = None
+
+
 class Action(Protocol):
     """A step that acts at host time; a returned process is waited for by the host."""
 
@@ -154,7 +171,22 @@ class Contention(Protocol):
         """Run ``op``; call ``finish`` at its end, whenever that will be."""
 
 
-Step = Op | HostWait | Action
+Step = Op | HostWait | HostWork | Action
+
+
+class Clock(simpy.Environment):
+    """SimPy's environment, which also jumps over time in which nothing is scheduled."""
+
+    def jump(self, time: float) -> bool:
+        """Make it ``time`` (seconds, not before now) unless something comes before or just then.
+
+        The same as an event at ``time`` would do, without the event.
+        """
+        queue = self._queue
+        if queue and queue[0][0] <= time:
+            return False
+        self._now = time
+        return True
 
 
 class Timer(simpy.Event):
@@ -281,12 +313,12 @@ class Host(Timer):
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         steps: Iterable[Step],
         memory: Memory | None = None,
         contention: Contention | None = None,
     ) -> None:
-        generator = self._run(steps)
+        generator = self._run(env, steps)
         super().__init__(env, generator.send)
         self.now = env.now
         """When its present step began (seconds)."""
@@ -298,15 +330,17 @@ class Host(Timer):
         self._done = False
         next(generator)
 
-    def _run(self, steps: Iterable[Step]) -> Process:
-        streams, communicators, env, now = self.streams, self.communicators, self.env, self.now
+    def _run(self, env: Clock, steps: Iterable[Step]) -> Process:
+        streams, communicators, now = self.streams, self.communicators, self.now
         yield  # until the simulation begins
         for step in steps:
             if type(step) is Op:
                 if step.launch_seconds:
-                    self.arm(step.launch_seconds)
-                    yield
-                    self.now = now = now + step.launch_seconds
+                    now += step.launch_seconds
+                    if not env.jump(now):
+                        self.arm(step.launch_seconds)
+                        yield
+                    self.now = now
                 step.issued = now
                 if step.communicator is not None:
                     communicators[step.communicator].enqueue(step)
@@ -315,6 +349,13 @@ class Host(Timer):
                 step.start = now
                 yield from self.wait(step.ops)
                 step.end = self.now = now = env.now
+            elif type(step) is HostWork:
+                step.start = now
+                now += step.seconds
+                if not env.jump(now):
+                    self.arm(step.seconds)
+                    yield
+                step.end = self.now = now
             elif (process := step.act(self)) is not None:  # type: ignore[union-attr]
                 yield from process
                 self.now = now = env.now
@@ -342,7 +383,7 @@ class Host(Timer):
 
 
 def start(
-    env: simpy.Environment,
+    env: Clock,
     steps: Iterable[Step],
     memory: Memory | None = None,
     contention: Contention | None = None,
@@ -358,7 +399,7 @@ def run(steps: Iterable[Step], memory: Memory | None = None) -> None:
 
     Raises ``RuntimeError`` if the steps wait for something that was never issued.
     """
-    env = simpy.Environment()
+    env = Clock()
     host = start(env, steps, memory)
     env.run()
     host.check_finished()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-from fsdpsim.engine import CPU, Host, HostWait, Op, Process, Step
+from fsdpsim.engine import CPU, Host, HostWait, HostWork, Op, Step
 from fsdpsim.memory import Buffer, Free
 
 #: A recorded CUDA event: the ops that must have ended. Empty when nothing was enqueued before it.
@@ -79,27 +79,6 @@ class IterationStart:
         """Note where the iteration begins."""
         self.time = host.now
         self.samples = len(getattr(host.memory, "samples", ()))
-
-
-class HostWork:
-    """Time that the CPU thread spends without launching: hooks, Python, a CPU optimizer."""
-
-    __slots__ = ("cause", "end", "iteration", "seconds", "start", "unit")
-
-    def __init__(self, seconds: float, cause: str, unit: str, iteration: int) -> None:
-        self.seconds = seconds
-        self.cause = cause
-        self.unit = unit
-        self.iteration = iteration
-        self.start: float | None = None
-        self.end: float | None = None
-
-    def act(self, host: Host) -> Process:
-        """Let ``seconds`` pass."""
-        self.start = host.now
-        host.arm(self.seconds)
-        yield
-        self.end = host.env.now
 
 
 class _Restoring:

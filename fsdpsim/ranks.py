@@ -9,7 +9,7 @@ from itertools import count
 
 import simpy
 
-from fsdpsim.engine import Contention, Op, start
+from fsdpsim.engine import Clock, Contention, Op, start
 from fsdpsim.memory import GpuMemory
 from fsdpsim.program import Program
 
@@ -57,7 +57,7 @@ def run_ranks(
     """
     if len(ranks) > 1:
         _arrange_meetings(ranks, membership)
-    env = simpy.Environment()
+    env = Clock()
     hosts = []
     for rank in ranks:
         gpu = contention(env) if contention is not None else None

@@ -11,10 +11,10 @@ from operator import attrgetter
 
 from fsdpsim.collectives import bytes_sent_per_rank
 from fsdpsim.costs import Costs
-from fsdpsim.engine import HostWait, Op
+from fsdpsim.engine import HostWait, HostWork, Op
 from fsdpsim.intervals import Interval, clip, subtract, total, union
 from fsdpsim.memory import Buffer, GpuMemory, Sample, Stall
-from fsdpsim.program import TRANSFERS, HostWork, IterationStart, Mark, Program, is_kernel
+from fsdpsim.program import TRANSFERS, IterationStart, Mark, Program, is_kernel
 from fsdpsim.scenario import Scenario
 from fsdpsim.workload import Workload
 

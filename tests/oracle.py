@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fsdpsim.engine import HostWait, Op, Step
+from fsdpsim.engine import HostWait, HostWork, Op, Step
 from fsdpsim.memory import Free, Malloc
-from fsdpsim.program import HostWork, IterationStart, Mark, Program
+from fsdpsim.program import IterationStart, Mark, Program
 
 #: (issued, start, end) of an op, (start, end) of a stretch of host time, (time,) of anything else.
 Times = tuple[float | None, ...]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fsdpsim import engine
-from fsdpsim.engine import Host, HostWait, Op, Process, Step
-from fsdpsim.program import HostWork, Mark
+from fsdpsim.engine import Host, HostWait, HostWork, Op, Process, Step
+from fsdpsim.program import Mark
 
 
 def spans(*steps: Step) -> list[tuple[float | None, float | None]]:

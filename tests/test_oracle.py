@@ -15,8 +15,8 @@ from oracle import evaluate, simulated, stalls_of
 from recordings import program_of, read_recording, scenario_of
 
 from fsdpsim import engine
-from fsdpsim.engine import HostWait, Op, Step
-from fsdpsim.program import HostWork, Program
+from fsdpsim.engine import HostWait, HostWork, Op, Step
+from fsdpsim.program import Program
 from fsdpsim.scenario import Scenario, load
 from fsdpsim.simulate import build_costs, build_memory, build_workload, record
 

@@ -11,10 +11,10 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fsdpsim.engine import HostWait, Op, Step
+from fsdpsim.engine import HostWait, HostWork, Op, Step
 from fsdpsim.intervals import Interval
 from fsdpsim.memory import Free, Malloc, Sample
-from fsdpsim.program import HostWork, IterationStart, Mark
+from fsdpsim.program import IterationStart, Mark
 from fsdpsim.result import Result
 
 

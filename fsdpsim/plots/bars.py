@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fsdpsim.engine import HostWait, Op
+from fsdpsim.engine import HostWait, HostWork, Op
 from fsdpsim.plots.style import HOST, KINDS, OUT_OF_FOCUS, STREAMS, Look, faded, shaded
 from fsdpsim.plots.style import look_of_wait as _look_of_wait
 from fsdpsim.plots.view import View
-from fsdpsim.program import HostWork
 
 HOST_ROW = "CPU thread"
 

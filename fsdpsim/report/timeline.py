@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fsdpsim.engine import Op
+from fsdpsim.engine import HostWork, Op
 from fsdpsim.explain.causes import HOOKS, Segment, partition
 from fsdpsim.explain.parts import Cause
 from fsdpsim.explain.text import describe_cause
@@ -13,7 +13,7 @@ from fsdpsim.explain.timeline import HostTile, Timeline
 from fsdpsim.plots.bars import HOST_ROW
 from fsdpsim.plots.style import STREAMS
 from fsdpsim.plots.view import host_starts, make_view, short_names
-from fsdpsim.program import COMPUTE, HostWork
+from fsdpsim.program import COMPUTE
 from fsdpsim.report.encode import Strings, Ticks, scrub
 from fsdpsim.result import Result
 

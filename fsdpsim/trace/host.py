@@ -7,9 +7,9 @@ from itertools import count
 from typing import Any
 
 from fsdpsim.allocator import CudaFree, CudaMalloc, Map, SynchronizeEvents, Unmap
-from fsdpsim.engine import CPU, HostWait, Op, Step
+from fsdpsim.engine import CPU, HostWait, HostWork, Op, Step
 from fsdpsim.memory import Free, Malloc, PaidCall
-from fsdpsim.program import TRANSFERS, HostWork, IterationStart, Mark
+from fsdpsim.program import TRANSFERS, IterationStart, Mark
 from fsdpsim.result import Result
 from fsdpsim.trace import device
 from fsdpsim.trace.collectives import NAMES, ProcessGroup
