@@ -114,6 +114,8 @@ class Program:
         """Category of :data:`fsdpsim.memory.CATEGORIES` -> bytes of it that live in host memory."""
         self.communicators: set[str] = set()
         """Names of the communicators that collectives are launched on."""
+        self.keeps_marks = True
+        """Whether :meth:`mark` does anything; no figure needs marks."""
         self._gathers = 0
         self._last: dict[str, Op] = {}
         self._waits: dict[str, list[Op]] = {}
@@ -215,6 +217,6 @@ class Program:
 
     def mark(self, event: str, unit: str | None = None, **fields: Any) -> None:
         """Record a point in host order."""
-        self.steps.append(
-            Mark(event, self.unit if unit is None else unit, self.phase, self.iteration, fields)
-        )
+        if self.keeps_marks:
+            unit = self.unit if unit is None else unit
+            self.steps.append(Mark(event, unit, self.phase, self.iteration, fields))

@@ -67,19 +67,21 @@ def simulate(
     *,
     workload: Workload | None = None,
     on_memory_event: MemoryHook | None = None,
+    marks: bool = True,
 ) -> Result:
     """Simulate ``scenario`` on one rank that stands for all, or with [noise] on all ranks.
 
     A predicted out-of-memory is a result, not an error. ``workload`` is that of
     :func:`build_workload`, where it is at hand. ``on_memory_event`` is called for each event of a
-    torch memory snapshot of rank 0.
+    torch memory snapshot of rank 0. Without ``marks`` the program lacks hooks and compute marks,
+    which no figure needs.
     """
     costs = build_costs(scenario)
     if workload is None:
         workload = build_workload(scenario, costs)
     ranks = []
     for number in range(scenario.world_size if scenario.noise is not None else 1):
-        program = record(scenario, workload, costs)
+        program = record(scenario, workload, costs, marks=marks)
         if scenario.noise is not None:
             disturb(program, scenario.noise, number)
         hook = on_memory_event if number == 0 else None
@@ -145,9 +147,10 @@ def _slowdown_beside_kernels(hardware: Hardware, costs: Costs) -> Callable[[Op],
     return lambda op: slowdown(op.collective)
 
 
-def record(scenario: Scenario, workload: Workload, costs: Costs) -> Program:
+def record(scenario: Scenario, workload: Workload, costs: Costs, *, marks: bool = True) -> Program:
     """The host program of one rank for all iterations; nothing runs yet."""
     runtime = RUNTIMES[scenario.fsdp.runtime](scenario, workload, costs, build_optimizer(scenario))
+    runtime.program.keeps_marks = marks
     if isinstance(runtime, TextbookRuntime):
         runtime.run()
     else:

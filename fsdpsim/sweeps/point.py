@@ -58,8 +58,9 @@ class Simulator:
         )
 
     def simulate(self, scenario: Scenario) -> Result:
-        """As :func:`fsdpsim.simulate`, with a workload that earlier points may have built."""
-        return simulate(scenario, workload=self.workload(scenario, build_costs(scenario)))
+        """As :func:`fsdpsim.simulate`, for figures; earlier points may have built the workload."""
+        workload = self.workload(scenario, build_costs(scenario))
+        return simulate(scenario, workload=workload, marks=False)
 
     def bounds(self, scenario: Scenario) -> LowerBounds:
         """What ``scenario`` needs at least. Raises :class:`ScenarioError`."""

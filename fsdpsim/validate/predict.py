@@ -69,7 +69,7 @@ def predict(scenario: Scenario) -> Prediction:
 def _simulate(scenario: Scenario, micro_batches: int) -> Result:
     update = {"iterations": ITERATIONS, "gradient_accumulation_steps": micro_batches}
     training = scenario.training.model_copy(update=update)
-    return simulate(scenario.model_copy(update={"training": training}))
+    return simulate(scenario.model_copy(update={"training": training}), marks=False)
 
 
 def predict_row(data: Measurements, row: Row, efficiency: float | None = None) -> Outcome:
