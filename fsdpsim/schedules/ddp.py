@@ -7,6 +7,7 @@ full bucket is reduced on the process group's own stream.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain, repeat
 from typing import Any
 
@@ -15,6 +16,7 @@ from fsdpsim.program import COMPUTE, Event
 from fsdpsim.scenario.runtimes import Ddp
 from fsdpsim.schedules.buckets import Bucket, cut
 from fsdpsim.schedules.runtime import Runtime
+from fsdpsim.schedules.storages import Storage
 from fsdpsim.workload import Param, Unit, nbytes
 
 #: ``kDefaultFirstBucketBytes``: a small first bucket starts the communication early.
@@ -67,11 +69,11 @@ class DdpRuntime(Runtime):
         for bucket in self.buckets:
             bucket.ready.clear()
 
-    def allocate_gradients(self, unit: Unit, params: tuple[Param, ...]) -> None:
+    def allocate_gradients(self, unit: Unit, storages: Sequence[Storage]) -> None:
         """Gradients live beside the buckets, or in them (``gradient_as_bucket_view``)."""
         if self.settings.gradient_as_bucket_view:
             return
-        for param in params:
+        for param in (param for storage in storages for param in storage.params):
             if param.name not in self.grads:
                 size = nbytes(param.numel, self._dtype(param))
                 grad = self.program.malloc(f"grad {param.name}", size, "gradients")

@@ -126,15 +126,12 @@ class TrainingStep:
             self.program.mark("backward_begin", **_fields(call))
             if call.region is not None:
                 self._recompute(call.region)
-            self._gradients_of_no_kernel(call)
+            if call.unnamed:
+                storages = self.runtime.storages.of_gradients(call.unit, call.unnamed)
+                self.runtime.allocate_gradients(call.unit, storages)
             self.runtime.run_kernels(call.part.backward, "backward", call.unit, call.tensors)
             self.program.mark("backward_end", **_fields(call))
             self.runtime.after_backward_kernels(call.unit, call.trained)
-
-    def _gradients_of_no_kernel(self, call: PartCall) -> None:
-        named = {name for kernel in call.part.backward for name in kernel.gradients}
-        if unnamed := tuple(param for param in call.trained if param.name not in named):
-            self.runtime.allocate_gradients(call.unit, unnamed)
 
     # ---- activation checkpointing
 

@@ -6,13 +6,15 @@ Reads beside ``torch/distributed/fsdp/_flat_param.py`` and the ``_reduce_grad`` 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fsdpsim.memory import Buffer
 from fsdpsim.schedules.autograd import Node
-from fsdpsim.schedules.runtime import Runtime, tensor_name
+from fsdpsim.schedules.runtime import Runtime
+from fsdpsim.schedules.storages import Storage
 from fsdpsim.sharding import ShardedSize
-from fsdpsim.workload import Param, Unit, nbytes
+from fsdpsim.workload import Unit, nbytes
 
 
 @dataclass(slots=True, eq=False)
@@ -82,11 +84,12 @@ class FlatGradients:
         self.hybrid = hybrid
         self.predivide, self.postdivide = divide_factors(runtime.shard_factor * runtime.replicas)
 
-    def allocate(self, handle: FlatParamHandle, params: tuple[Param, ...]) -> None:
-        """The gradients of ``params``, before they become the flat one."""
-        size = nbytes(sum(param.numel for param in params), handle.param_dtype)
-        name = f"grad {tensor_name([param.name for param in params])}"
-        handle.param_grads.append(self.program.malloc(name, size, "gradients"))
+    def allocate(self, handle: FlatParamHandle, storages: Sequence[Storage]) -> None:
+        """The parameters' gradients, before they become the flat one."""
+        for storage in storages:
+            size = nbytes(storage.numel, handle.param_dtype)
+            grad = self.program.malloc(f"grad {storage.name}", size, "gradients")
+            handle.param_grads.append(grad)
 
     def concatenate(self, handle: FlatParamHandle) -> None:
         """The views' backward: the parameters' gradients become one flat gradient."""

@@ -9,6 +9,7 @@ reduce-scatters of all units; ``replicate`` the all-reduces of the hybrid strate
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,8 +21,9 @@ from fsdpsim.schedules.autograd import Node
 from fsdpsim.schedules.flat_param import FlatGradients, FlatParamHandle
 from fsdpsim.schedules.flat_unshard import FlatUnshard
 from fsdpsim.schedules.runtime import Runtime
+from fsdpsim.schedules.storages import Storage
 from fsdpsim.sharding import first_shard, flat_parameter
-from fsdpsim.workload import Param, Unit
+from fsdpsim.workload import Unit
 
 #: Strategies that free the unsharded flat parameter after forward and in every backward.
 RESHARD_AFTER_FORWARD = ("FULL_SHARD", "HYBRID_SHARD")
@@ -318,10 +320,9 @@ class Fsdp1Runtime(Runtime):
             self._prefetch(handle)
             handle.ran_pre_backward_hook = True
 
-    def allocate_gradients(self, unit: Unit, params: tuple[Param, ...]) -> None:
+    def allocate_gradients(self, unit: Unit, storages: Sequence[Storage]) -> None:
         """Autograd writes each parameter's gradient into a tensor of its own."""
-        for together in self.buffers_of(params):
-            self.gradients.allocate(self.handles[unit.name], together)
+        self.gradients.allocate(self.handles[unit.name], storages)
 
     def _post_backward(self, handle: FlatParamHandle) -> None:
         """``_post_backward_hook``, when the flat gradient is complete."""

@@ -8,6 +8,7 @@ all-gathers and reduce-scatters unless a separate reduce-scatter group is set.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -23,8 +24,8 @@ from fsdpsim.schedules.param_group import (
     ReduceScatterState,
 )
 from fsdpsim.schedules.runtime import Runtime
-from fsdpsim.sharding import per_parameter
-from fsdpsim.workload import Param, Unit, nbytes
+from fsdpsim.schedules.storages import Storage
+from fsdpsim.workload import Unit, nbytes
 
 ALL_GATHER_STREAMS = ("all_gather_copy_in", "all_gather")
 
@@ -63,11 +64,10 @@ class Fsdp2Runtime(Runtime):
         orig = unit.params[0].dtype
         param_dtype = self.scenario.param_dtype or orig
         quantised = self.settings.all_gather_dtype if self.shard_factor > 1 else None
-        trained = [p for p in unit.params if p.requires_grad]
         return ParamGroup(
             unit,
-            per_parameter(unit.params, self.shard_factor),
-            per_parameter(trained, self.shard_factor),
+            self.storages.of(unit.params),
+            self.shard_factor,
             orig,
             param_dtype,
             self.scenario.reduce_dtype or param_dtype,
@@ -110,8 +110,8 @@ class Fsdp2Runtime(Runtime):
         for group in self.groups.values():
             with self.program.for_unit(group.unit.name):
                 if self.offload is None:
-                    for params in self.buffers_of(group.unit.params):
-                        numel = sum(map(group.shard_numel, params))
+                    for storage in group.storages:
+                        numel = sum(map(group.shard_numel, storage.params))
                         size = nbytes(numel, group.orig_dtype)
                         self.program.malloc("sharded_param", size, "parameters")
                 else:
@@ -290,7 +290,7 @@ class Fsdp2Runtime(Runtime):
             if group.post_forward_factor is None:
                 self._mark_noop(group)
                 return
-            if group.post_forward_factor != group.size.factor:
+            if group.post_forward_factor != group.factor:
                 to = "sharded_post_forward"
         if group.state == to:
             self._mark_noop(group)
@@ -366,10 +366,9 @@ class Fsdp2Runtime(Runtime):
             group.accumulate_grad = self.autograd.accumulate_grad(run)
         return (group.accumulate_grad,)
 
-    def allocate_gradients(self, unit: Unit, params: tuple[Param, ...]) -> None:
+    def allocate_gradients(self, unit: Unit, storages: Sequence[Storage]) -> None:
         """Each parameter's gradient is a tensor of its own."""
-        for together in self.buffers_of(params):
-            self.gradients.allocate(self.groups[unit.name], together)
+        self.gradients.allocate(self.groups[unit.name], storages)
 
     def _accumulate_grad(self, group: ParamGroup) -> None:
         self.gradients.accumulate(group)

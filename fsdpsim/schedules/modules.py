@@ -21,6 +21,8 @@ class PartCall:
     unit: Unit
     trained: tuple[Param, ...]
     """The parameters whose gradients this part's backward produces."""
+    unnamed: tuple[str, ...]
+    """Names of those among them whose gradient none of its kernels names."""
     number: int
     """How often the part has run before in this iteration."""
     tensors: dict[str, Buffer] = field(default_factory=dict)
@@ -118,6 +120,7 @@ class CallTree:
         self._order = workload.calls or tuple(self._parts)
         self._paths = {name: self._path(unit) for name, unit in self._units.items()}
         self._trained = {part.name: self._trained_by(part) for part in workload.parts}
+        self._unnamed = {part.name: self._unnamed_by(part) for part in workload.parts}
         self._numbers: dict[str, int] = {}
         self.recomputes = any(part.recompute for part in workload.parts)
         """Whether there is any activation checkpointing."""
@@ -133,6 +136,10 @@ class CallTree:
         params = self._units[part.unit].params if part.unit else ()
         names = part.params
         return tuple(p for p in params if p.requires_grad and (names is None or p.name in names))
+
+    def _unnamed_by(self, part: Part) -> tuple[str, ...]:
+        named = {name for kernel in part.backward for name in kernel.gradients}
+        return tuple(p.name for p in self._trained[part.name] if p.name not in named)
 
     def begin_iteration(self) -> None:
         """Number the calls of each part from zero again."""
@@ -161,7 +168,7 @@ class CallTree:
     def _numbered(self, part: Part, unit: Unit) -> PartCall:
         number = self._numbers.get(part.name, 0)
         self._numbers[part.name] = number + 1
-        return PartCall(part, unit, self._trained[part.name], number)
+        return PartCall(part, unit, self._trained[part.name], self._unnamed[part.name], number)
 
 
 def _common(stack: list[ModuleCall], path: list[Unit], part: Part) -> int:

@@ -6,6 +6,7 @@ Reads beside ``_fsdp_param_group.py`` and ``_fsdp_collectives.py`` of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fsdpsim.engine import Op
@@ -13,8 +14,9 @@ from fsdpsim.memory import Buffer
 from fsdpsim.program import COMPUTE, Event
 from fsdpsim.schedules.autograd import Node
 from fsdpsim.schedules.offload import Offload
-from fsdpsim.schedules.runtime import Runtime, tensor_name
-from fsdpsim.sharding import ShardedSize, padded_numel, per_parameter
+from fsdpsim.schedules.runtime import Runtime
+from fsdpsim.schedules.storages import Storage
+from fsdpsim.sharding import ShardedSize, padded_numel
 from fsdpsim.workload import DTYPE_BYTES, Param, Unit, nbytes
 
 #: Names of the parameters whose gradients share a buffer -> the buffer.
@@ -42,9 +44,9 @@ class ParamGroup:
     """State of one unit's parameters; the flags are ``FSDPParamGroup``'s own."""
 
     unit: Unit
-    size: ShardedSize
-    trained: ShardedSize
-    """Only the parameters that are trained."""
+    storages: tuple[Storage, ...]
+    factor: int
+    """Ranks that the parameters are sharded over."""
     orig_dtype: str
     param_dtype: str
     reduce_dtype: str
@@ -52,13 +54,18 @@ class ParamGroup:
     """What all-gathers of shards send: the compute dtype, unless quantised."""
     post_forward_factor: int | None
     """Ranks that keep a shard after forward: None keeps the parameters unsharded."""
+    size: ShardedSize = field(init=False)
+    trained: ShardedSize = field(init=False)
+    """Only the parameters that are trained."""
     padded: dict[str, int] = field(init=False)
     """Elements of each parameter by name, padding included."""
+    unsharded: tuple[tuple[str, int], ...] = field(init=False)
+    """Names and bytes of the buffers of the unsharded parameters."""
     state: str = "sharded"
     training_state: str = "idle"
-    reduced_params: tuple[Param, ...] = ()
-    """The parameters of the latest reduction."""
-    reduced: ShardedSize = field(default_factory=lambda: ShardedSize(0, 0, 1))
+    reduced_params: tuple[Param, ...] = field(init=False)
+    """The parameters of the latest reduction; before it, all that are trained."""
+    reduced: ShardedSize = field(init=False)
     """Only these."""
     gather: int | None = None
     """The number of the latest gathering, for its buffers."""
@@ -84,14 +91,27 @@ class ParamGroup:
     partial_reduce_output: Buffer | None = None
 
     def __post_init__(self) -> None:
-        self.padded = {p.name: padded_numel(p, self.size.factor) for p in self.unit.params}
+        self.padded = {p.name: padded_numel(p, self.factor) for p in self.unit.params}
+        self.size = self.size_of(self.unit.params)
+        trained = tuple(p for p in self.unit.params if p.requires_grad)
+        self.trained = self.size_of(trained)
+        self.unsharded = tuple(
+            (storage.name, nbytes(sum(self.padded[n] for n in storage.names), self.param_dtype))
+            for storage in self.storages
+        )
+        self.reduced_params, self.reduced = trained, self.trained
+
+    def size_of(self, params: Sequence[Param]) -> ShardedSize:
+        """Elements of some of the parameters."""
+        padded = sum(self.padded[p.name] for p in params)
+        return ShardedSize(sum(p.numel for p in params), padded, self.factor)
 
     @property
     def all_gather_factor(self) -> int:
         """Ranks of the next all-gather: fewer after an int reshard."""
         if self.state == "sharded_post_forward" and self.post_forward_factor is not None:
             return self.post_forward_factor
-        return self.size.factor
+        return self.factor
 
     @property
     def unsharded_nbytes(self) -> int:
@@ -105,7 +125,7 @@ class ParamGroup:
 
     def shard_numel(self, param: Param) -> int:
         """Elements of this rank's shard of ``param``, padding included."""
-        return self.padded[param.name] // self.size.factor
+        return self.padded[param.name] // self.factor
 
 
 class AllGather:
@@ -162,7 +182,7 @@ class AllGather:
 
     def gather(self, group: ParamGroup, by: str | None, trigger: str) -> None:
         """The collective; an int reshard has a mesh, hence a communicator, per unit."""
-        private = group.all_gather_factor != group.size.factor
+        private = group.all_gather_factor != group.factor
         self.runtime.collective(
             "all_gather",
             group.size.padded,
@@ -179,26 +199,24 @@ class AllGather:
 
         A single rank gathers nothing: its offloaded parameters come from the host here.
         """
-        if self.offload is not None and group.size.factor == 1:
+        if self.offload is not None and group.factor == 1:
             for param in group.unit.params:
                 source = self._from_host(group, param, self.offload)
-                size = self._unsharded_params(group, (param,))
+                size = nbytes(group.padded[param.name], group.param_dtype)
+                self._unsharded(group, param.name, size)
                 self.runtime.copy("all_gather_copy_out", 2 * size)
                 self.program.free(source)
             return
-        for params in self.runtime.buffers_of(group.unit.params):
-            self._unsharded_params(group, params)
+        for name, size in group.unsharded:
+            self._unsharded(group, name, size)
         gathered = nbytes(group.size.padded, group.all_gather_dtype)
         restores = group.all_gather_dtype != group.param_dtype
         name = "dequantize_copy_out" if restores else "all_gather_copy_out"
         self.runtime.copy(name, gathered + group.unsharded_nbytes, cast=restores)
 
-    def _unsharded_params(self, group: ParamGroup, params: tuple[Param, ...]) -> int:
-        size = nbytes(sum(group.padded[param.name] for param in params), group.param_dtype)
-        name = tensor_name([param.name for param in params])
+    def _unsharded(self, group: ParamGroup, name: str, size: int) -> None:
         buffer = self.program.malloc(name, size, "all_gather", unsharded=group.gather)
         group.params.append(buffer)
-        return size
 
 
 class Gradients:
@@ -212,12 +230,12 @@ class Gradients:
         self.reduce_scatter_communicator = "reduce_scatter" if separate_group else "shard"
         self.hsdp = runtime.replicas > 1
 
-    def allocate(self, group: ParamGroup, params: tuple[Param, ...]) -> None:
-        """The gradients of ``params``; those of a second use are added to the first."""
-        size = nbytes(sum(param.numel for param in params), group.param_dtype)
-        names = tuple(param.name for param in params)
-        new = self.program.malloc(f"grad {tensor_name(names)}", size, "gradients")
-        self._add(group.incomplete_grads, names, new)
+    def allocate(self, group: ParamGroup, storages: Sequence[Storage]) -> None:
+        """The parameters' gradients; those of a second use are added to the first."""
+        for storage in storages:
+            size = nbytes(storage.numel, group.param_dtype)
+            new = self.program.malloc(f"grad {storage.name}", size, "gradients")
+            self._add(group.incomplete_grads, storage.names, new)
 
     def accumulate(self, group: ParamGroup) -> None:
         """All uses are differentiated: the gradients are in ``.grad``."""
@@ -260,7 +278,7 @@ class Gradients:
         used = {name for names in (*group.grads, *group.accumulated_grads) for name in names}
         if used != {param.name for param in group.reduced_params}:
             group.reduced_params = tuple(p for p in group.unit.params if p.name in used)
-            group.reduced = per_parameter(group.reduced_params, group.size.factor)
+            group.reduced = group.size_of(group.reduced_params)
         reduce_input = self._copy_in(group)
         program.wait_stream("reduce_scatter", COMPUTE)
         with program.on_stream("reduce_scatter"):
@@ -303,7 +321,7 @@ class Gradients:
             self.copy("divide_gradient", 2 * nbytes(numel, group.reduce_dtype))
 
     def _reduce_scatter(self, group: ParamGroup) -> None:
-        if group.size.factor == 1:
+        if group.factor == 1:
             self.copy("copy_gradient", 2 * nbytes(group.reduced.padded, group.reduce_dtype))
             return
         self.runtime.collective(
@@ -312,7 +330,7 @@ class Gradients:
             group.reduce_dtype,
             group="shard",
             communicator=self.reduce_scatter_communicator,
-            group_size=group.size.factor,
+            group_size=group.factor,
         )
 
     def _add_partial(self, group: ParamGroup, output: Buffer) -> None:

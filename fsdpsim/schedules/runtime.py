@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +13,7 @@ from fsdpsim.program import COMPUTE, Collective, Program
 from fsdpsim.scenario import Scenario
 from fsdpsim.schedules.autograd import Autograd, Node
 from fsdpsim.schedules.offload import Offload
+from fsdpsim.schedules.storages import Storage, Storages
 from fsdpsim.workload import Kernel, Param, Unit, Workload, nbytes
 
 
@@ -60,8 +60,7 @@ class Runtime:
         self.has_optimizer_state = False
         self.offload = _offload(scenario, self.program, costs)
         self.root = next(unit for unit in workload.units if unit.is_root)
-        self.lumps_tensors = scenario.training.granularity == "units"
-        """Tensors of a unit that live and die together are one buffer."""
+        self.storages = Storages(workload, lumped=scenario.training.granularity == "units")
 
     # ---- hooks, overridden by each runtime
 
@@ -85,8 +84,8 @@ class Runtime:
         """Autograd nodes behind the parameters that the module computes with."""
         return ()
 
-    def allocate_gradients(self, unit: Unit, params: tuple[Param, ...]) -> None:
-        """A backward kernel is about to write the gradients of ``params``."""
+    def allocate_gradients(self, unit: Unit, storages: Sequence[Storage]) -> None:
+        """A backward kernel is about to write these gradients."""
 
     def after_backward_kernels(self, unit: Unit, params: tuple[Param, ...]) -> None:
         """A part's backward is launched; ``params`` are those whose gradients it produced."""
@@ -139,7 +138,7 @@ class Runtime:
         elif state:
             with self.program.for_unit(unit.name):
                 numels = self.local_numels(unit)
-                for numel in (sum(numels),) if self.lumps_tensors else numels:
+                for numel in (sum(numels),) if self.storages.lumped else numels:
                     for _ in range(count):
                         size = numel * state // count
                         self.program.malloc("optimizer_state", size, "optimizer_state")
@@ -165,33 +164,17 @@ class Runtime:
 
     # ---- recording
 
-    def buffers_of(self, params: Iterable[Param]) -> list[tuple[Param, ...]]:
-        """Which of ``params`` share a buffer: none, or with granularity "units" all.
-
-        There too a parameter that several parts use is alone: its gradients are added up.
-        """
-        if not self.lumps_tensors:
-            return [(param,) for param in params]
-        alone = self._used_by_several_parts
-        together = tuple(p for p in params if p.name not in alone)
-        return [*((p,) for p in params if p.name in alone), *([together] if together else [])]
-
-    @cached_property
-    def _used_by_several_parts(self) -> frozenset[str]:
-        uses = Counter(name for part in self.workload.parts for name in part.params or ())
-        return frozenset(name for name, count in uses.items() if count > 1)
-
     def run_kernels(
         self, kernels: Iterable[Kernel], kind: str, unit: Unit, tensors: dict[str, Buffer]
     ) -> None:
         """Launch ``kernels`` on the current stream with their buffers and gradients."""
         program, costs = self.program, self.costs
-        params = {p.name: p for p in unit.params} if kind == "backward" else {}
         for kernel in kernels:
             for tensor in kernel.allocates:
                 tensors[tensor.name] = program.malloc(tensor.name, tensor.nbytes, tensor.category)
             if kernel.gradients:
-                self.allocate_gradients(unit, _trained(params, kernel.gradients))
+                storages = self.storages.of_gradients(unit, kernel.gradients)
+                self.allocate_gradients(unit, storages)
             program.launch(
                 kernel.name,
                 costs.kernel(kernel),
@@ -244,12 +227,3 @@ class Runtime:
     def hook(self, name: str, unit: Unit) -> None:
         """The CPU's own time in one of FSDP's hooks."""
         self.program.host_work(self.costs.hook(len(unit.params)), name)
-
-
-def _trained(params: dict[str, Param], names: tuple[str, ...]) -> tuple[Param, ...]:
-    return tuple(params[name] for name in names if name in params and params[name].requires_grad)
-
-
-def tensor_name(names: Sequence[str]) -> str:
-    """What the buffer of these parameters is called."""
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

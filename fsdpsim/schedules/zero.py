@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from itertools import repeat
 from typing import Any
 
@@ -19,6 +20,7 @@ from fsdpsim.scenario.runtimes import Zero, Zero1
 from fsdpsim.schedules.autograd import Node
 from fsdpsim.schedules.buckets import Bucket, cut
 from fsdpsim.schedules.runtime import Runtime
+from fsdpsim.schedules.storages import Storage
 from fsdpsim.workload import DTYPE_BYTES, Param, Unit, nbytes
 
 REDUCE, GATHER = "reduce_scatter", "all_gather"
@@ -93,9 +95,9 @@ class ZeroRuntime(Runtime):
 
     # ---- backward
 
-    def allocate_gradients(self, unit: Unit, params: tuple[Param, ...]) -> None:
+    def allocate_gradients(self, unit: Unit, storages: Sequence[Storage]) -> None:
         """Gradients in the compute dtype; a later micro-batch of stage 1 adds to the first's."""
-        for param in params:
+        for param in (param for storage in storages for param in storage.params):
             size = nbytes(param.numel, self.dtype)
             new = self.program.malloc(f"grad {param.name}", size, "gradients")
             if param.name in self.grads:
