@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from fsdpsim.commands import common
-from fsdpsim.commands.sweep import add_workers, dask_executor, positive, setting, short_names, table
+from fsdpsim.commands.points import setting, settings_text, short_names, table
+from fsdpsim.commands.workers import add_workers, dask_executor, positive
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -100,8 +101,8 @@ def _print(scenario: Scenario, tuned: Tuned) -> None:
         return
     rows = [tuned.best, *tuned.runners_up]
     differing = [k for k in tuned.keys if any(r.settings[k] != rows[0].settings[k] for r in rows)]
-    console.print(f"Best: {_settings(tuned.best, tuned.keys)}", markup=False)
-    console.print(table(rows, tuple(differing)))
+    console.print(f"Best: {settings_text(tuned.best, tuned.keys)}", markup=False)
+    console.print(table(rows, differing, width=console.width))
     if tuned.confirmed is not None:
         console.print(_confirmation(tuned.confirmed), markup=False)
     console.print("\nWhat each choice costs, the others being as in the best:", markup=False)
@@ -123,12 +124,8 @@ def _counts(tuned: Tuned) -> str:
 def _nothing_fits(tuned: Tuned) -> str:
     if tuned.smallest is None:
         return "nothing fits: no configuration is valid"
-    settings = _settings(tuned.smallest, tuned.keys)
+    settings = settings_text(tuned.smallest, tuned.keys)
     return f"nothing fits; closest is {settings}: out of memory, {tuned.smallest.reason}"
-
-
-def _settings(row: Row, keys: tuple[str, ...]) -> str:
-    return ", ".join(f"{key} = {setting(row.settings[key])}" for key in keys)
 
 
 def _confirmation(row: Row) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsdpsim.commands import common
-from fsdpsim.commands.sweep import positive
+from fsdpsim.commands.workers import positive
 
 if TYPE_CHECKING:
     from rich.table import Table
