@@ -8,7 +8,7 @@ a kernel runs, and collectives on one link share its bandwidth equally. The fact
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import simpy
@@ -38,12 +38,12 @@ class SharedGpu:
         env: simpy.Environment,
         link_of: Mapping[str, str],
         *,
-        taken_by: Mapping[str, float],
+        taken_by: Callable[[Sequence[str]], float],
         communication_slowdown: Callable[[Op], float],
     ) -> None:
         """``link_of`` maps a collective's group to the link that it is bound by.
 
-        ``taken_by`` maps a link to the share of the GPU that a collective on it takes.
+        ``taken_by`` tells which share of the GPU the collectives take that run on these links.
         ``communication_slowdown`` tells how many times longer a collective takes beside a kernel.
         """
         self.env = env
@@ -60,8 +60,11 @@ class SharedGpu:
     def _change_speeds(self, begun: Op | None = None) -> None:
         links = [self._link(op) for op in self.running if op.collective is not None]
         kernels = sum(is_kernel(op) for op in self.running)
+        of_kernels = kernels / (1 - self.taken_by(links)) if kernels else 1.0
         for entry in self.running.values():
-            slowdown = self._slowdown(entry.op, links, kernels)
+            slowdown = of_kernels
+            if not is_kernel(entry.op):
+                slowdown = self._slowdown(entry.op, links, kernels)
             if slowdown == entry.slowdown and entry.op is not begun:
                 continue
             now = self.env.now
@@ -71,8 +74,6 @@ class SharedGpu:
             self._foresee_end(entry)
 
     def _slowdown(self, op: Op, links: list[str], kernels: int) -> float:
-        if is_kernel(op):
-            return kernels / (1 - sum(self.taken_by[link] for link in links))
         if op.collective is None:
             return 1.0  # a copy engine or the CPUs
         shared = links.count(self._link(op))

@@ -182,6 +182,7 @@ class Clock(simpy.Environment):
 
         The same as an event at ``time`` would do, without the event.
         """
+        # SimPy has no public way to do this; its clock and its queue are these two attributes.
         queue = self._queue
         if queue and queue[0][0] <= time:
             return False

@@ -26,7 +26,11 @@ def freeze(
     if not patterns:
         return tuple(units)
     names = {
-        param.name: {unit.name, *_modules(param.name), *(also or {}).get(param.name, ())}
+        (unit.name, param.name): {
+            unit.name,
+            *_modules(param.name),
+            *(also or {}).get(param.name, ()),
+        }
         for unit in units
         for param in unit.params
     }
@@ -38,12 +42,13 @@ def freeze(
         raise FaultsError(*faults)
     frozen = set().union(*found.values())
 
-    def trained(param: Param) -> Param:
-        return (
-            param if names[param.name].isdisjoint(frozen) else replace(param, requires_grad=False)
-        )
+    def trained(unit: Unit, param: Param) -> Param:
+        kept = names[unit.name, param.name].isdisjoint(frozen)
+        return param if kept else replace(param, requires_grad=False)
 
-    return tuple(replace(unit, params=tuple(map(trained, unit.params))) for unit in units)
+    return tuple(
+        replace(unit, params=tuple(trained(unit, param) for param in unit.params)) for unit in units
+    )
 
 
 def _modules(param: str) -> Iterator[str]:

@@ -41,6 +41,7 @@ def _rows(table: WorkloadTable) -> Iterator[dict[str, Any]]:
     keys = ("forward", "backward", "parameters", "activations", *COLLECTIVES)
     for index, unit in enumerate(table.tables):
         row: dict[str, Any] = {"name": unit.name, "params": unit.params, "parts": unit.part_names}
+        row["param_names"] = unit.param_names
         for key in keys:
             own = getattr(unit, key, None)
             row[key] = own if own is not None else _entry(getattr(table, key), index)
@@ -55,13 +56,8 @@ def _unit(row: Mapping[str, Any], table: WorkloadTable) -> Unit:
     name = row["name"]
     if row["params"]:
         params = tuple(
-            Param(
-                name=p.name or f"{name}.{i}",
-                shape=p.shape,
-                dtype=p.dtype,
-                requires_grad=p.requires_grad,
-            )
-            for i, p in enumerate(row["params"])
+            Param(name=own, shape=p.shape, dtype=p.dtype, requires_grad=p.requires_grad)
+            for own, p in zip(row["param_names"], row["params"], strict=True)
         )
     elif name != ROOT or (row["parameters"] and row["parts"]):
         # Parameters of no bytes where none are counted: FSDP passes over units that have none.

@@ -315,12 +315,18 @@ class Hardware(_Table):
         n = self.world_size
         return 1 + self.speed_spread * NormalDist().inv_cdf((n - 0.375) / (n + 0.25))
 
-    def taken_by_collective(self, nodes: int) -> float:
-        """Share of the GPU that a collective over ``nodes`` takes from the kernels beside it."""
+    def taken_by_collectives(self, inside: int, between: int) -> float:
+        """Share of the GPU that collectives inside nodes and between nodes take from kernels.
+
+        Each occupies a multiprocessor per NCCL channel; one is always left. With a given
+        ``compute_slowdown`` their number does not matter.
+        """
+        if not inside and not between:
+            return 0.0
         if self.compute_slowdown is not None:
             return 1 - 1 / self.compute_slowdown
-        channels = self.nccl.channels if nodes == 1 else self.nccl.network_channels
-        return channels / self.multiprocessors
+        channels = inside * self.nccl.channels + between * self.nccl.network_channels
+        return min(channels, self.multiprocessors - 1) / self.multiprocessors
 
     def stand_alone(self) -> Self:
         """The same hardware with bandwidths as benchmarks see them, with no compute beside."""

@@ -221,8 +221,8 @@ class Result:
     @property
     def outside_allocator(self) -> int:
         """Estimated bytes of the CUDA context and NCCL's buffers, which only nvidia-smi shows."""
-        communicators = {op.communicator for op in self.ops if op.communicator}
-        return self.costs.hardware.memory_outside_allocator(len(communicators))
+        communicators = len(self.program.communicators)
+        return self.costs.hardware.memory_outside_allocator(communicators)
 
     @cached_property
     def max_unsharded_units(self) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
 
@@ -119,10 +119,11 @@ def _contention(scenario: Scenario, costs: Costs) -> ContentionFactory | None:
     links = {
         name: "network" if group.nodes > 1 else "nvlink" for name, group in costs.groups.items()
     }
-    taken_by = {
-        "nvlink": hardware.taken_by_collective(1),
-        "network": hardware.taken_by_collective(2),
-    }
+
+    def taken_by(running: Sequence[str]) -> float:
+        between = running.count("network")
+        return hardware.taken_by_collectives(len(running) - between, between)
+
     return partial(
         SharedGpu,
         link_of=links,
@@ -148,13 +149,19 @@ def _slowdown_beside_kernels(hardware: Hardware, costs: Costs) -> Callable[[Op],
 
 
 def record(scenario: Scenario, workload: Workload, costs: Costs, *, marks: bool = True) -> Program:
-    """The host program of one rank for all iterations; nothing runs yet."""
-    runtime = RUNTIMES[scenario.fsdp.runtime](scenario, workload, costs, build_optimizer(scenario))
-    runtime.program.keeps_marks = marks
-    if isinstance(runtime, TextbookRuntime):
-        runtime.run()
-    else:
-        TrainingStep(runtime).run()
+    """The host program of one rank for all iterations; nothing runs yet.
+
+    Raises :class:`ScenarioError` for what only a program shows.
+    """
+    with _blaming(scenario):
+        _check_unit_names(scenario, workload)
+        optimizer = build_optimizer(scenario)
+        runtime = RUNTIMES[scenario.fsdp.runtime](scenario, workload, costs, optimizer)
+        runtime.program.keeps_marks = marks
+        if isinstance(runtime, TextbookRuntime):
+            runtime.run()
+        else:
+            TrainingStep(runtime).run()
     program = runtime.program
     vars(runtime).clear()  # its parts point back at it: only the collector would free the program
     return program
@@ -162,15 +169,16 @@ def record(scenario: Scenario, workload: Workload, costs: Costs, *, marks: bool 
 
 def build_workload(scenario: Scenario, costs: Costs | None = None) -> Workload:
     """Units, parts and kernels of ``scenario``. Raises :class:`ScenarioError`."""
-    try:
+    with _blaming(scenario):
         if scenario.workload is not None:
             return given_workload(scenario.workload, scenario.training, scenario.device)
-        workload = _model_workload(scenario)
-    except FaultsError as error:
-        problems = [Problem(fault.key, fault.text) for fault in error.faults]
-        raise ScenarioError(scenario.source, problems) from None
-    except ValueError as error:
-        raise ScenarioError(scenario.source, [Problem("", str(error))]) from None
+        try:
+            workload = _model_workload(scenario)
+        except FaultsError:
+            raise
+        except ValueError as error:
+            raise FaultsError(Fault("", str(error))) from None
+        _check_unit_names(scenario, workload)
     if scenario.training.granularity == "units":
         return coarsen(workload, (costs or build_costs(scenario)).kernel)
     return workload
@@ -215,13 +223,27 @@ def _wrapping(scenario: Scenario, config: ModelConfig) -> Wrapping:
         )
     except ValueError as error:
         raise FaultsError(Fault("fsdp.unit", str(error))) from None
-    names = [unit.name for unit in wrapping.units]
-    if isinstance(fsdp, Fsdp2) and (unknown := [*fsdp.unknown_units(names)]):
-        raise FaultsError(*unknown)
     return wrapping
 
 
-def build_costs(scenario: Scenario, workload: Workload | None = None) -> Costs:
+def _check_unit_names(scenario: Scenario, workload: Workload) -> None:
+    """Settings name only units that there are; a workload may have been built for others."""
+    names = [unit.name for unit in workload.units]
+    if isinstance(scenario.fsdp, Fsdp2) and (unknown := [*scenario.fsdp.unknown_units(names)]):
+        raise FaultsError(*unknown)
+
+
+@contextmanager
+def _blaming(scenario: Scenario) -> Iterator[None]:
+    """Faults become an error that names the scenario's file."""
+    try:
+        yield
+    except FaultsError as error:
+        problems = [Problem(fault.key, fault.text) for fault in error.faults]
+        raise ScenarioError(scenario.source, problems) from None
+
+
+def build_costs(scenario: Scenario) -> Costs:
     """The cost model: given durations where the scenario has them, else the hardware's."""
     hardware, factor = scenario.device, scenario.shard_factor
     if hardware.contention:  # which then slows collectives down instead of these factors

@@ -151,7 +151,7 @@ def _overrides(recording: Recording) -> dict[str, dict[str, Any]]:
 
 def program_of(scenario: Scenario) -> Program:
     workload = build_workload(scenario)
-    return record(scenario, workload, build_costs(scenario, workload))
+    return record(scenario, workload, build_costs(scenario))
 
 
 def simulated_order(program: Program, iteration: int) -> list[Event]:

@@ -88,17 +88,21 @@ def fsdp2_tables(draw: st.DrawFn) -> dict[str, Any]:
 def results(draw: st.DrawFn) -> Result:
     mixed = draw(st.booleans())
     dtypes = {"param_dtype": "bfloat16", "reduce_dtype": "float32"} if mixed else {}
+    workload, forwards = draw(models()), draw(st.integers(1, 2))
+    # Each reentrant checkpoint has a backward of its own: a unit used twice is reduced twice.
+    once = forwards == 1 and len(set(workload["calls"])) == len(workload["calls"])
     training = {
         "iterations": draw(st.integers(1, 3)),
         "gradient_accumulation_steps": draw(st.integers(1, 3)),
-        "forwards_per_backward": draw(st.integers(1, 2)),
+        "forwards_per_backward": forwards,
         "activation_checkpointing": draw(st.sampled_from(["none", "full"])),
         "checkpoint_placement": draw(st.sampled_from(["inside", "outside"])),
+        "checkpoint_reentrant": once and draw(st.booleans()),
         "optimizer": "sgd",
         **dtypes,
     }
     tables = {
-        "workload": draw(models()),
+        "workload": workload,
         "training": training,
         "hardware": {"gpus_per_node": 4},
         "fsdp": draw(st.one_of(fsdp1_tables(), fsdp2_tables())),

@@ -11,7 +11,7 @@ from fsdp_scenarios import Timeline, run, scenario, tables
 
 from fsdpsim.engine import Op
 from fsdpsim.intervals import subtract, total, union
-from fsdpsim.memory import Malloc
+from fsdpsim.memory import Free, Malloc
 from fsdpsim.program import Program
 from fsdpsim.result import Result
 from fsdpsim.scenario import load
@@ -366,6 +366,14 @@ def test_07_hsdp_waits_for_the_last_all_reduce_only_at_the_end() -> None:
     assert result.window[1] == time.all("all_reduce")[-1].end
 
 
+def test_07_fsdp1_hybrid_gradients_wait_for_the_all_reduce_stream() -> None:
+    """Without a cast the reduce-scatter's output is the gradient: its free records the stream."""
+    result = run("fsdp1", 4, world=4, fsdp={"sharding_factor": 2})
+    grads = [s for s in result.program.steps if type(s) is Free and s.buffer.name == "sharded_grad"]
+    assert grads
+    assert all(free.record_streams == ("all_reduce",) for free in grads)
+
+
 def test_07_fsdp1_hybrid_has_no_wait_per_unit() -> None:
     seconds = {"all_reduce": 20.0, "reduce_scatter": 0.5, "all_gather": 0.5}
     result = run("fsdp1", 6, fsdp=HYBRID, seconds=seconds)
@@ -414,6 +422,35 @@ def test_09_reentrant_checkpoint_around_fsdp1_gathers_twice_without_prefetch() -
     training = {"activation_checkpointing": "full", **reentrant}
     gathers = Timeline(run("fsdp1", 4, training=training)).all("all_gather", phase="backward")
     assert {op.collective.trigger for op in gathers} == {"demand"}
+
+
+@pytest.mark.parametrize("runtime", ["fsdp1", "fsdp2"])
+def test_09_reentrant_checkpoint_inside_is_like_any_other(runtime: str) -> None:
+    plain, reentrant = (
+        run(
+            runtime,
+            4,
+            training={"activation_checkpointing": "full", "checkpoint_reentrant": reentrant},
+        )
+        for reentrant in (False, True)
+    )
+    assert _backward_gathers(runtime, checkpoint_reentrant=True) == [1, 1, 1, 1]
+    assert reentrant.step_time == plain.step_time
+
+
+def test_09_a_unit_prefetched_from_a_reentrant_checkpoint_is_trained() -> None:
+    """torch makes its views under ``enable_grad``: without a gradient it would not be reduced."""
+    reentrant = {"checkpoint_placement": "outside", "checkpoint_reentrant": True}
+    table = tables(
+        "fsdp1",
+        4,
+        root=False,
+        fsdp={"forward_prefetch": True},
+        training={"activation_checkpointing": "full", **reentrant},
+        workload={"checkpointed": ["1", "2", "3"]},
+    )
+    time = Timeline(simulate(load(table)))
+    assert len(time.all("reduce_scatter")) == 4
 
 
 def test_09_reentrant_checkpoint_around_fsdp2_gathers_once() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from fsdp_scenarios import tables
 from pydantic import ValidationError
 
 from fsdpsim.hardware import DEFAULT_GPU, PRESETS, Hardware, preset_names, read_preset
+from fsdpsim.scenario import load
+from fsdpsim.simulate import simulate
 
 EXPECTED = {
     "A100-SXM-40GB",
@@ -173,3 +176,13 @@ def test_memory_outside_the_allocator() -> None:
 def test_hook_cost_of_a_llama_block_is_half_a_layer_boundary() -> None:
     # NeMo Automodel: 71 to 83 us at the boundary of two units with 9 parameters, two hooks.
     assert 71e-6 <= 2 * Hardware().host.hook(9) <= 83e-6
+
+
+def test_what_lies_outside_is_counted_alike_after_an_out_of_memory() -> None:
+    """Communicators take their buffers whether or not the job lives long enough to use them."""
+    table = tables("fsdp2", 4, parameters=1 << 24)
+    table["hardware"] |= {"memory": "1.6 GiB"}
+    result = simulate(load(table))
+    assert result.memory.oom is not None
+    capacity = result.memory.allocator.reserved.memory.capacity
+    assert result.outside_allocator + capacity == result.costs.hardware.memory

@@ -145,6 +145,24 @@ def test_collectives_on_one_link_share_it() -> None:
     assert simulate(load(table)).step_time > alone
 
 
+@pytest.mark.parametrize("factor", [1.5, 2.0, 3.0])
+def test_two_collectives_slow_kernels_down_as_one_does(factor: float) -> None:
+    """Hybrid sharding: an all-gather inside a node beside an all-reduce between nodes."""
+    hybrid = {"nodes": 2, "gpus_per_node": 4}
+    table = tables("fsdp2", 4, fsdp={"sharding_factor": 4}, seconds={"all_reduce": 6.0})
+    table["hardware"] = {**hybrid, "contention": True, "compute_slowdown": factor}
+    kernels = [op for op in simulate(load(table)).ops if op.collective is None]
+    stretched = [(op.end - op.start) / op.seconds for op in kernels if op.seconds]
+    assert 1 < max(stretched) <= factor * (1 + 1e-9)
+
+
+def test_collectives_leave_kernels_a_multiprocessor() -> None:
+    table = tables("fsdp2", 4)
+    table["hardware"] |= {"contention": True, "nccl": {"channels": 200}}
+    result = simulate(load(table))
+    assert result.step_time < 200 * _run("fsdp2", None).step_time
+
+
 def test_the_rank_that_runs_out_of_memory_is_the_one_shown() -> None:
     """With jitter the ranks free at different times; on a device that only just fails, one does."""
     options = {"parameters": 1 << 24, "training": {"iterations": 2}}

@@ -32,6 +32,8 @@ from fsdpsim.sweeps.leaders import Leaders, UnknownKeyError
 from fsdpsim.sweeps.pareto import ParetoFront
 from fsdpsim.sweeps.store import OtherSweepError, Store
 
+GPT2 = Path(__file__).parent.parent / "scenarios" / "models" / "gpt2.json"
+
 TABLES: dict[str, Any] = {
     "title": "four units",
     "workload": {
@@ -547,3 +549,27 @@ def test_a_scenario_without_a_sweep_says_how_to_write_one(
     path.write_text(as_toml({name: table for name, table in TABLES.items() if name != "sweep"}))
     assert main(["sweep", str(path)]) == 2
     assert "has no [sweep] table" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["fsdp.unshard_early", "fsdp.overrides"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_units_that_a_point_names_must_exist_wherever_it_stands(key: str, order: int) -> None:
+    """Points share workloads, whose cache knows nothing of these names."""
+    values: dict[str, list[Any]] = {
+        "fsdp.unshard_early": [["layers.0"], ["nonexistent"]],
+        "fsdp.overrides": [{"layers.0": {"reshard_after_forward": False}}, {"nonexistent": {}}],
+    }
+    model = {"hf_config": str(GPT2)}
+    tables = {
+        "model": model,
+        "fsdp": {"runtime": "fsdp2"},
+        "hardware": {"gpus_per_node": 2},
+        "training": {"seq_len": 64, "iterations": 1},
+        "sweep": {key: values[key][::order]},
+    }
+    rows = sweep(load(tables))
+    assert [row.status for row in rows] == ["ok", "invalid"][::order]
+
+
+def test_without_marks_the_figures_are_the_same(scenario: Scenario) -> None:
+    assert summary(simulate(scenario, marks=False)) == summary(simulate(scenario))

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
             f"--iteration {iteration}: the scenario has iterations 1 to {scenario.iterations}"
         )
     workload = build_workload(scenario)
-    program = record(scenario, workload, build_costs(scenario, workload))
+    program = record(scenario, workload, build_costs(scenario))
     events = host_order(program, iteration - 1)
     if args.json:
         common.print_json(events)

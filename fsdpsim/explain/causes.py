@@ -7,7 +7,7 @@ after it. The parts cover the step without gaps or overlaps, so their lengths su
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -204,8 +204,3 @@ def apportion(parts: Sequence[Fraction], total: float) -> list[float]:
     for i in by_remainder[:missing]:
         floors[i] += 1
     return [float(floor * digit) for floor in floors]
-
-
-def exact_seconds(segments: Iterable[Segment]) -> Fraction:
-    """Summed length without rounding."""
-    return sum((s.exact for s in segments), Fraction(0))

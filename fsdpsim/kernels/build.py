@@ -270,7 +270,7 @@ def _laid_out(stretch: _Stretch, part_of: tuple[int, ...], y_held: bool) -> tupl
     edges = Edges(x=stretch.x, y=stretch.y, x_held=stretch.holds_input, y_held=y_held)
     gradient_of = stretch.passes.gradient_of
     if stretch.tape.compiled:
-        segments = inductor.fuse(segments, stretch.tape, gradient_of, edges)
+        segments = inductor.fuse(segments, gradient_of, edges)
     plan = plan_buffers(segments, gradient_of, edges)
     if stretch.tape.compiled:
         inductor.reuse(plan, segments, stretch.tape)

@@ -1,4 +1,8 @@
-"""Whole passes as single kernels: a coarser timeline with the same seconds, bytes and peaks."""
+"""Whole passes as single kernels: a coarser timeline with the same seconds and bytes.
+
+Peaks of what the kernels allocate are the same too. FSDP's gradients of a pass all come at its
+start, which can put the peak of everything a little higher.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from fsdpsim.kernels.tape import Step, Tape
 
 
 def fuse(
-    segments: Sequence[Segment], tape: Tape, gradient_of: Mapping[str, str], edges: Edges
+    segments: Sequence[Segment], gradient_of: Mapping[str, str], edges: Edges
 ) -> tuple[Segment, ...]:
     """Merge runs of pointwise steps and row reductions into one kernel each, as Inductor does.
 

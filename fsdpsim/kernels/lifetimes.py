@@ -70,7 +70,6 @@ class Plan:
 
     def live(self, name: str, start: At, end: At) -> None:
         """Have ``name`` from its first step to its last."""
-        """See the class."""
         self.allocate.setdefault(start, []).append(name)
         self.free.setdefault(end, []).append(name)
 

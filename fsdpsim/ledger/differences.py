@@ -237,7 +237,7 @@ def _changed(cause: str, run: Run, sizes: Sizes, sent: _Sent) -> _Sent:
     if cause == "quantised":
         dtype = getattr(run.scenario.fsdp, "all_gather_dtype", None)
         return sent if dtype is None else replace(sent, shard_bytes=DTYPE_BYTES[dtype])
-    if sizes.gathers and _gather_cause(run, sizes) == cause:
+    if sizes.gathers and _gather_cause(sizes) == cause:
         return replace(sent, gathers=sizes.gathers * micro)
     return sent
 
@@ -251,7 +251,7 @@ def _accumulating(run: Run, sent: _Sent, micro: int) -> _Sent:
     return replace(sent, gathers=sent.gathers * micro) if len(sent.gathers) == 1 else sent
 
 
-def _gather_cause(run: Run, sizes: Sizes) -> str:
+def _gather_cause(sizes: Sizes) -> str:
     if len(sizes.gathers) == 2:
         return "post_forward"
     return "root" if sizes.is_root else "kept"

@@ -163,11 +163,6 @@ class ModelConfig(BaseModel):
         return self.model_type in FUSED_QKV_FAMILIES
 
     @property
-    def gated_mlp(self) -> bool:
-        """Three matrices (SwiGLU) rather than two (GELU)."""
-        return self.model_type not in FUSED_QKV_FAMILIES
-
-    @property
     def is_moe(self) -> bool:
         """Whether the MLP is a choice of experts."""
         return self.num_local_experts > 0

@@ -56,6 +56,11 @@ class UnitTable(Table):
             return self.parts
         return (self.name,) if self.name != ROOT or self.params else ()
 
+    @property
+    def param_names(self) -> tuple[str, ...]:
+        """Names of :attr:`params`; those left out are numbered."""
+        return tuple(param.name or f"{self.name}.{i}" for i, param in enumerate(self.params))
+
 
 class Workload(Table):
     """Units with given durations. A duration may be a list with one entry per unit."""
@@ -134,10 +139,15 @@ class Workload(Table):
     def _names(self, tables: tuple[UnitTable, ...]) -> Iterator[Fault]:
         units = [unit.name for unit in tables]
         parts = [part for unit in tables for part in unit.part_names]
-        for names, what in ((units, "units are named"), (parts, "parts are named")):
+        for names, what in ((units, "units"), (parts, "parts")):
             for name, count in Counter(names).items():
                 if count > 1 and not (names is parts and Counter(units)[name] > 1):
-                    yield Fault("units", f'{count} {what} "{name}"')
+                    yield Fault("units", f'{count} {what} are named "{name}"')
+        for unit in tables:
+            for name, count in Counter(unit.param_names).items():
+                if count > 1:
+                    text = f'{count} parameters of "{unit.name}" are named "{name}"'
+                    yield Fault("units", text)
         regions = (part for region in self.checkpoint_regions for part in region)
         for pattern in self.checkpointed or ():
             if not any(fnmatchcase(part, pattern) for part in parts):
@@ -190,7 +200,7 @@ class Training(Table):
     checkpoint_placement: Literal["inside", "outside"] = "inside"
     """``inside``: FSDP(checkpoint(block)); ``outside``: checkpoint(FSDP(block))."""
     checkpoint_reentrant: StrictBool = False
-    """torch's ``use_reentrant``; only with placement ``outside`` does FSDP notice."""
+    """torch's ``use_reentrant``. Only with placement ``outside`` does FSDP notice."""
     dtype: DType = "float32"
     """Original dtype of a [model]'s parameters: what the optimizer updates."""
     param_dtype: DType | None = None

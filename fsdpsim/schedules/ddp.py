@@ -7,16 +7,13 @@ full bucket is reduced on the process group's own stream.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import chain, repeat
 from typing import Any
 
 from fsdpsim.memory import Buffer
 from fsdpsim.program import COMPUTE, Event
 from fsdpsim.scenario.runtimes import Ddp
-from fsdpsim.schedules.buckets import Bucket, cut
-from fsdpsim.schedules.runtime import Runtime
-from fsdpsim.schedules.storages import Storage
+from fsdpsim.schedules.buckets import Bucket, BucketedRuntime, Key, cut
 from fsdpsim.workload import Param, Unit, nbytes
 
 #: ``kDefaultFirstBucketBytes``: a small first bucket starts the communication early.
@@ -24,7 +21,7 @@ FIRST_BUCKET_BYTES = 2**20
 STREAM = "all_reduce"
 
 
-class DdpRuntime(Runtime):
+class DdpRuntime(BucketedRuntime):
     """The reducer's hooks."""
 
     def __init__(self, *args: Any) -> None:
@@ -33,13 +30,15 @@ class DdpRuntime(Runtime):
         self.settings = self.scenario.fsdp
         caps = chain([FIRST_BUCKET_BYTES], repeat(self.settings.bucket_cap_mb * 2**20))
         self.buckets = cut(self.workload.units, caps, self.scenario.param_dtype)
-        self.bucket_of = {p.name: b for b in self.buckets for _, p in b.params}
-        self.grads: dict[str, Buffer] = {}
+        self.bucket_of = {key: bucket for bucket in self.buckets for key in bucket.keys}
+        self.views: set[Key] = set()
+        """Parameters whose ``.grad`` is a view of a bucket."""
         self.next_bucket = 0
         self.sync_gradients = True
         self.reduced: list[Event] = []
 
-    def _dtype(self, param: Param) -> str:
+    def grad_dtype(self, param: Param) -> str:
+        """Mixed precision's, or the parameter's own."""
         return self.scenario.param_dtype or param.dtype
 
     def initialize(self) -> None:
@@ -50,11 +49,13 @@ class DdpRuntime(Runtime):
                 for param in unit.params:
                     size = nbytes(param.numel, param.dtype)
                     program.malloc(param.name, size, "parameters")
-                    if self._dtype(param) != param.dtype:
-                        low = nbytes(param.numel, self._dtype(param))
-                        program.malloc(f"{param.name} ({self._dtype(param)})", low, "parameters")
+                    if self.grad_dtype(param) != param.dtype:
+                        low = nbytes(param.numel, self.grad_dtype(param))
+                        program.malloc(
+                            f"{param.name} ({self.grad_dtype(param)})", low, "parameters"
+                        )
         for i, bucket in enumerate(self.buckets):
-            size = nbytes(bucket.numel, self._dtype(bucket.params[0][1]))
+            size = nbytes(bucket.numel, self.grad_dtype(bucket.params[0][1]))
             with program.for_unit(bucket.params[0][0]):
                 bucket.buffer = program.malloc(f"bucket {i}", size, "reduce_scatter")
 
@@ -69,27 +70,30 @@ class DdpRuntime(Runtime):
         for bucket in self.buckets:
             bucket.ready.clear()
 
-    def allocate_gradients(self, unit: Unit, storages: Sequence[Storage]) -> None:
-        """Gradients live beside the buckets, or in them (``gradient_as_bucket_view``)."""
-        if self.settings.gradient_as_bucket_view:
-            return
-        for param in (param for storage in storages for param in storage.params):
-            if param.name not in self.grads:
-                size = nbytes(param.numel, self._dtype(param))
-                grad = self.program.malloc(f"grad {param.name}", size, "gradients")
-                self.grads[param.name] = grad
+    def accumulate_grad(self, key: Key, new: Buffer) -> None:
+        """``AccumulateGrad`` and the reducer's hook: copy into the bucket, and reduce full ones.
 
-    def after_backward_kernels(self, unit: Unit, params: tuple[Param, ...]) -> None:
-        """The AccumulateGrad hooks of a part: copy into buckets, reduce those that are full."""
-        if not self.sync_gradients:
-            return
-        with self.program.for_unit(unit.name):
-            for param in reversed(params):
-                bucket = self.bucket_of[param.name]
-                bucket.ready.add(param.name)
-                if not self.settings.gradient_as_bucket_view:
-                    self.copy("copy_to_bucket", 2 * nbytes(param.numel, self._dtype(param)))
-            self._reduce_ready_buckets()
+        With ``gradient_as_bucket_view`` ``.grad`` is part of the bucket from then on, until it is
+        dropped (``mark_variable_ready_dense``).
+        """
+        if key in self.views:
+            self.copy("accumulate_gradient", 3 * new.nbytes)
+            self.program.free(new)
+        else:
+            super().accumulate_grad(key, new)
+        if self.sync_gradients:
+            self._mark_ready(key, new.nbytes)
+
+    def _mark_ready(self, key: Key, size: int) -> None:
+        if key in self.views:
+            self.copy("divide_gradient", 2 * size)
+        else:
+            self.copy("copy_to_bucket", 2 * size)
+            if self.settings.gradient_as_bucket_view:
+                self.program.free(self.grads.pop(key))
+                self.views.add(key)
+        self.bucket_of[key].ready.add(key)
+        self._reduce_ready_buckets()
 
     def _reduce_ready_buckets(self) -> None:
         """Buckets are reduced in order: a full one waits for those before it."""
@@ -108,7 +112,7 @@ class DdpRuntime(Runtime):
             self.collective(
                 "all_reduce",
                 bucket.numel,
-                self._dtype(param),
+                self.grad_dtype(param),
                 group="replicate",
                 communicator="replicate",
                 group_size=self.replicas,
@@ -127,7 +131,7 @@ class DdpRuntime(Runtime):
         for event, bucket in zip(self.reduced, self.buckets, strict=False):
             self.program.wait_event(COMPUTE, event)
             if not self.settings.gradient_as_bucket_view:
-                size = nbytes(bucket.numel, self._dtype(bucket.params[0][1]))
+                size = nbytes(bucket.numel, self.grad_dtype(bucket.params[0][1]))
                 with self.program.for_unit(bucket.params[0][0]):
                     self.copy("copy_from_bucket", 2 * size)
         self.reduced.clear()
@@ -137,3 +141,4 @@ class DdpRuntime(Runtime):
         for grad in self.grads.values():
             self.program.free(grad)
         self.grads.clear()
+        self.views.clear()

@@ -34,6 +34,9 @@ class TrainingStep:
         self.scenario = runtime.scenario
         self.training = runtime.training
         self.calls = CallTree(runtime.workload)
+        self.outside = self.training.checkpoint_placement == "outside"
+        # Inside a unit's module no hook of FSDP can tell a reentrant checkpoint from another one.
+        self.reentrant = self.training.checkpoint_reentrant and self.outside
 
     def run(self) -> None:
         """Record all iterations."""
@@ -66,9 +69,8 @@ class TrainingStep:
 
     def _forward(self) -> Node | None:
         root, after = self.calls.forward()
-        if self.calls.recomputes and not self.training.checkpoint_reentrant:
-            outside = self.training.checkpoint_placement == "outside"
-            assign_regions([root], outside=outside)
+        if self.calls.recomputes and not self.reentrant:
+            assign_regions([root], outside=self.outside)
         x = self._module(root, None)
         for call in after:
             x = self._compute(call, x)
@@ -98,7 +100,7 @@ class TrainingStep:
         self._forward_kernels(call, recompute=False)
         if not runtime.grad_enabled or (x is None and not call.trained):
             return None
-        inputs = (x, *runtime.parameter_nodes(call.unit))
+        inputs = (x, *runtime.parameter_nodes(call.unit, call.trained))
         return runtime.autograd.node(partial(self._compute_backward, call), inputs)
 
     def _forward_kernels(self, call: PartCall, *, recompute: bool) -> None:
@@ -126,12 +128,13 @@ class TrainingStep:
             self.program.mark("backward_begin", **_fields(call))
             if call.region is not None:
                 self._recompute(call.region)
-            if call.unnamed:
-                storages = self.runtime.storages.of_gradients(call.unit, call.unnamed)
-                self.runtime.allocate_gradients(call.unit, storages)
+            unnamed = self.runtime.storages.of_gradients(call.unit, call.unnamed)
+            if unnamed:
+                self.runtime.allocate_gradients(call.unit, unnamed)
             self.runtime.run_kernels(call.part.backward, "backward", call.unit, call.tensors)
+            if unnamed:
+                self.runtime.gradients_written(call.unit, unnamed)
             self.program.mark("backward_end", **_fields(call))
-            self.runtime.after_backward_kernels(call.unit, call.trained)
 
     # ---- activation checkpointing
 
@@ -162,9 +165,9 @@ class TrainingStep:
 
     def _is_reentrant(self, items: Sequence[Item]) -> bool:
         """Reentrant checkpoints cover module calls, and parts that no inner unit owns."""
-        if not self.training.checkpoint_reentrant or not self.runtime.grad_enabled:
+        if not self.reentrant or not self.runtime.grad_enabled or self.runtime.in_backward:
             return False
-        return not self.runtime.in_backward and is_checkpointed(items)
+        return is_checkpointed(items)
 
     def _checkpointed(self, items: Sequence[Item], x: Node | None) -> Node:
         """[Note: Reentrant checkpoint] Forward runs without autograd and does not arm any hooks.
@@ -189,7 +192,7 @@ class TrainingStep:
         if isinstance(item, PartCall):
             if item.part.recompute:
                 self._forward_kernels(item, recompute=True)
-            inputs = (x, *runtime.parameter_nodes(item.unit))
+            inputs = (x, *runtime.parameter_nodes(item.unit, item.trained))
             return runtime.autograd.node(partial(self._compute_backward, item), inputs)
         x = runtime.pre_forward(item.unit, x) or x
         for child in item.children:

@@ -46,10 +46,13 @@ class FlatParamHandle:
     """Copies of the whole parameter that autograd holds from forward to backward."""
     views: Node | None = None
     accumulate_grad: Node | None = None
-    param_grads: list[Buffer] = field(default_factory=list)
+    param_grads: dict[object, Buffer] = field(default_factory=dict)
+    """Gradients that autograd has for the views, by parameter if several parts use it."""
     grad: Buffer | None = None
     """The unsharded flat gradient, ``flat_param.grad``."""
     saved_grad_shard: Buffer | None = None
+    saved_grad_streams: tuple[str, ...] = ()
+    """Streams that have been recorded on it."""
 
     @property
     def low_precision(self) -> bool:
@@ -89,7 +92,8 @@ class FlatGradients:
         for storage in storages:
             size = nbytes(storage.numel, handle.param_dtype)
             grad = self.program.malloc(f"grad {storage.name}", size, "gradients")
-            handle.param_grads.append(grad)
+            key = storage.names if storage.is_shared else len(handle.param_grads)
+            self.runtime.add_gradient(handle.param_grads, key, grad)
 
     def concatenate(self, handle: FlatParamHandle) -> None:
         """The views' backward: the parameters' gradients become one flat gradient."""
@@ -97,7 +101,7 @@ class FlatGradients:
         with program.for_unit(handle.unit.name):
             flat = program.malloc("flat_grad", size, "gradients")
             self.copy("concatenate_gradients", 2 * size)
-            for grad in handle.param_grads:
+            for grad in handle.param_grads.values():
                 program.free(grad)
             handle.param_grads.clear()
             if handle.grad is None:
@@ -203,7 +207,7 @@ class FlatGradients:
             shard, record_streams = cast, ()
         shard.category = "gradients"
         if handle.saved_grad_shard is None:
-            handle.saved_grad_shard = shard
+            handle.saved_grad_shard, handle.saved_grad_streams = shard, record_streams
         else:
             self.copy("accumulate_sharded_gradient", 3 * orig)
             program.free(shard, *record_streams)

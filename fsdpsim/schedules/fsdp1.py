@@ -23,7 +23,7 @@ from fsdpsim.schedules.flat_unshard import FlatUnshard
 from fsdpsim.schedules.runtime import Runtime
 from fsdpsim.schedules.storages import Storage
 from fsdpsim.sharding import first_shard, flat_parameter
-from fsdpsim.workload import Unit
+from fsdpsim.workload import Param, Unit
 
 #: Strategies that free the unsharded flat parameter after forward and in every backward.
 RESHARD_AFTER_FORWARD = ("FULL_SHARD", "HYBRID_SHARD")
@@ -103,7 +103,7 @@ class Fsdp1Runtime(Runtime):
     def zero_grad(self) -> None:
         """``set_to_none=True``: the sharded gradients are dropped."""
         for handle in self.handles.values():
-            self.program.free(handle.saved_grad_shard)
+            self.program.free(handle.saved_grad_shard, *handle.saved_grad_streams)
             handle.saved_grad_shard = None
             if not self.sharded:
                 self.program.free(handle.grad)
@@ -126,7 +126,7 @@ class Fsdp1Runtime(Runtime):
             if not handle.prefetched:
                 self._unshard(handle, by=unit.name, trigger="demand")
             handle.needs_pre_forward_unshard = False
-            self._wait_unshard(unit)
+            self._wait_unshard()
             self._prefetch(handle)
             self._register_post_backward(handle, x)
         return x
@@ -176,8 +176,11 @@ class Fsdp1Runtime(Runtime):
         self.program.synchronize(free.event, cause="rate_limiter")
 
     def _use_unsharded_views(self, handle: FlatParamHandle) -> None:
-        """The module's parameters become views of the flat parameter: an autograd node of now."""
-        if not (self.grad_enabled and handle.unit.requires_grad):
+        """The module's parameters become views of the flat parameter: an autograd node of now.
+
+        Also where the module that runs has autograd turned off (``@torch.enable_grad()``).
+        """
+        if not handle.unit.requires_grad:
             return
         if handle.accumulate_grad is None:
             run = partial(self._post_backward, handle)
@@ -185,12 +188,12 @@ class Fsdp1Runtime(Runtime):
         run = partial(self.gradients.concatenate, handle)
         handle.views = self.autograd.node(run, (handle.accumulate_grad,))
 
-    def parameter_nodes(self, unit: Unit) -> tuple[Node, ...]:
+    def parameter_nodes(self, unit: Unit, params: tuple[Param, ...]) -> tuple[Node, ...]:
         """The views through which the module computes with the flat parameter."""
         handle = self.handles.get(unit.name)
         return (handle.views,) if handle is not None and handle.views is not None else ()
 
-    def _wait_unshard(self, unit: Unit) -> None:
+    def _wait_unshard(self) -> None:
         self.program.mark("wait_unshard")
         self.program.wait_stream(COMPUTE, "unshard")
 
@@ -315,7 +318,7 @@ class Fsdp1Runtime(Runtime):
             if handle.needs_pre_backward_unshard:
                 if not handle.prefetched:
                     self._unshard(handle, by=unit.name, trigger="demand")
-                self._wait_unshard(unit)
+                self._wait_unshard()
             handle.needs_pre_backward_unshard = False
             self._prefetch(handle)
             handle.ran_pre_backward_hook = True

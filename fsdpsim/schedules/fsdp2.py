@@ -25,7 +25,7 @@ from fsdpsim.schedules.param_group import (
 )
 from fsdpsim.schedules.runtime import Runtime
 from fsdpsim.schedules.storages import Storage
-from fsdpsim.workload import Unit, nbytes
+from fsdpsim.workload import Param, Unit, nbytes
 
 ALL_GATHER_STREAMS = ("all_gather_copy_in", "all_gather")
 
@@ -66,7 +66,7 @@ class Fsdp2Runtime(Runtime):
         quantised = self.settings.all_gather_dtype if self.shard_factor > 1 else None
         return ParamGroup(
             unit,
-            self.storages.of(unit.params),
+            self.storages.of(unit, unit.params),
             self.shard_factor,
             orig,
             param_dtype,
@@ -356,7 +356,7 @@ class Fsdp2Runtime(Runtime):
             target = self.post_forward_order[index - 1]
             self._prefetch_unshard(target, "pre_backward", by=group.unit.name)
 
-    def parameter_nodes(self, unit: Unit) -> tuple[Node, ...]:
+    def parameter_nodes(self, unit: Unit, params: tuple[Param, ...]) -> tuple[Node, ...]:
         """The unsharded parameters, which live through several forwards."""
         group = self.groups.get(unit.name)
         if group is None or not self.grad_enabled:

@@ -235,28 +235,21 @@ class Gradients:
         for storage in storages:
             size = nbytes(storage.numel, group.param_dtype)
             new = self.program.malloc(f"grad {storage.name}", size, "gradients")
-            self._add(group.incomplete_grads, storage.names, new)
+            self.runtime.add_gradient(group.incomplete_grads, storage.names, new)
 
     def accumulate(self, group: ParamGroup) -> None:
         """All uses are differentiated: the gradients are in ``.grad``."""
         with self.program.for_unit(group.unit.name):
             for names, grad in group.incomplete_grads.items():
-                self._add(group.grads, names, grad)
+                self.runtime.add_gradient(group.grads, names, grad)
         group.incomplete_grads.clear()
-
-    def _add(self, grads: Grads, names: tuple[str, ...], new: Buffer) -> None:
-        if names in grads:
-            self.copy("accumulate_gradient", new.nbytes + 2 * grads[names].nbytes)
-            self.program.free(new)
-        else:
-            grads[names] = new
 
     def accumulate_unsharded(self, group: ParamGroup) -> None:
         """``accumulate_unsharded_grad_if_needed``: add to what earlier micro-batches kept."""
         if not group.accumulated_grads:
             return
         for names, grad in group.grads.items():
-            self._add(group.accumulated_grads, names, grad)
+            self.runtime.add_gradient(group.accumulated_grads, names, grad)
         group.grads.clear()
 
     def keep_unsharded(self, group: ParamGroup) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 from fsdpsim.costs import Costs
 from fsdpsim.engine import Op
@@ -15,6 +16,8 @@ from fsdpsim.schedules.autograd import Autograd, Node
 from fsdpsim.schedules.offload import Offload
 from fsdpsim.schedules.storages import Storage, Storages
 from fsdpsim.workload import Kernel, Param, Unit, Workload, nbytes
+
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +83,15 @@ class Runtime:
     def post_forward(self, unit: Unit, output: Node | None) -> None:
         """After a unit's forward."""
 
-    def parameter_nodes(self, unit: Unit) -> tuple[Node, ...]:
-        """Autograd nodes behind the parameters that the module computes with."""
+    def parameter_nodes(self, unit: Unit, params: tuple[Param, ...]) -> tuple[Node, ...]:
+        """Autograd nodes behind the trained ``params`` that a part is about to compute with."""
         return ()
 
     def allocate_gradients(self, unit: Unit, storages: Sequence[Storage]) -> None:
         """A backward kernel is about to write these gradients."""
 
-    def after_backward_kernels(self, unit: Unit, params: tuple[Param, ...]) -> None:
-        """A part's backward is launched; ``params`` are those whose gradients it produced."""
+    def gradients_written(self, unit: Unit, storages: Sequence[Storage]) -> None:
+        """The kernel that writes these gradients is launched."""
 
     def final_callback(self) -> None:
         """At the end of a backward, after all its nodes."""
@@ -183,6 +186,16 @@ class Runtime:
             )
             for name in kernel.frees:
                 program.free(tensors.pop(name))
+            if kernel.gradients:
+                self.gradients_written(unit, storages)
+
+    def add_gradient(self, grads: dict[K, Buffer], key: K, new: Buffer) -> None:
+        """Keep ``new`` among ``grads``, or add it to the gradient that is there."""
+        if key in grads:
+            self.copy("accumulate_gradient", new.nbytes + 2 * grads[key].nbytes)
+            self.program.free(new)
+        else:
+            grads[key] = new
 
     def copy(self, name: str, nbytes: int, *, cast: bool = False) -> Op:
         """Launch a copy, cast, division or sum that reads and writes ``nbytes`` in all."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from itertools import repeat
 from typing import Any
 
@@ -18,9 +17,7 @@ from fsdpsim.memory import Buffer
 from fsdpsim.program import COMPUTE, Event
 from fsdpsim.scenario.runtimes import Zero, Zero1
 from fsdpsim.schedules.autograd import Node
-from fsdpsim.schedules.buckets import Bucket, cut
-from fsdpsim.schedules.runtime import Runtime
-from fsdpsim.schedules.storages import Storage
+from fsdpsim.schedules.buckets import Bucket, BucketedRuntime, Key, cut
 from fsdpsim.workload import DTYPE_BYTES, Param, Unit, nbytes
 
 REDUCE, GATHER = "reduce_scatter", "all_gather"
@@ -30,7 +27,7 @@ REDUCE, GATHER = "reduce_scatter", "all_gather"
 BUFFERS = 2
 
 
-class ZeroRuntime(Runtime):
+class ZeroRuntime(BucketedRuntime):
     """The hooks of ZeRO-1 and ZeRO-2."""
 
     buffer_wait = "gradient_buckets"
@@ -46,8 +43,7 @@ class ZeroRuntime(Runtime):
         self.reduce_dtype = self.scenario.reduce_dtype or self.dtype
         cap = self.settings.reduce_bucket_size * DTYPE_BYTES[self.dtype]
         self.buckets = cut(self.workload.units, repeat(cap), self.dtype)
-        self.bucket_of = {p.name: b for b in self.buckets for _, p in b.params}
-        self.grads: dict[str, Buffer] = {}
+        self.bucket_of = {key: bucket for bucket in self.buckets for key in bucket.keys}
         self.shards: dict[Bucket, Buffer] = {}
         self.under_way: deque[Event] = deque()
         """Ends of the buckets' latest ways, oldest first."""
@@ -95,30 +91,22 @@ class ZeroRuntime(Runtime):
 
     # ---- backward
 
-    def allocate_gradients(self, unit: Unit, storages: Sequence[Storage]) -> None:
-        """Gradients in the compute dtype; a later micro-batch of stage 1 adds to the first's."""
-        for param in (param for storage in storages for param in storage.params):
-            size = nbytes(param.numel, self.dtype)
-            new = self.program.malloc(f"grad {param.name}", size, "gradients")
-            if param.name in self.grads:
-                self.copy("accumulate_gradient", 3 * size)
-                self.program.free(new)
-            else:
-                self.grads[param.name] = new
+    def grad_dtype(self, param: Param) -> str:
+        """The compute dtype."""
+        return self.dtype
 
-    def after_backward_kernels(self, unit: Unit, params: tuple[Param, ...]) -> None:
-        """Stage 2: buckets whose gradients are complete are reduced at once."""
-        touched = dict.fromkeys(self.bucket_of[param.name] for param in params)
-        for param in params:
-            self.bucket_of[param.name].ready.add(param.name)
-        for bucket in touched:
-            if bucket.is_full and not self.keeps_gradients:
-                self._reduce(bucket)
+    def accumulate_grad(self, key: Key, new: Buffer) -> None:
+        """A later micro-batch of stage 1 adds to the first's; stage 2 reduces full buckets."""
+        super().accumulate_grad(key, new)
+        bucket = self.bucket_of[key]
+        bucket.ready.add(key)
+        if bucket.is_full and not self.keeps_gradients:
+            self._reduce(bucket)
 
     def final_callback(self) -> None:
         """Reduce what is left, and let the optimizer wait for all reductions."""
         for bucket in self.buckets:
-            unreduced = any(p.name in self.grads for _, p in bucket.params)
+            unreduced = any(key in self.grads for key in bucket.keys)
             if unreduced and (self.is_last or not self.keeps_gradients):
                 self._reduce(bucket)
         self.program.wait_stream(COMPUTE, REDUCE)
@@ -170,8 +158,8 @@ class ZeroRuntime(Runtime):
             self.shards[bucket] = shard
 
     def _drop_gradients(self, bucket: Bucket) -> None:
-        for _, param in bucket.params:
-            self.program.free(self.grads.pop(param.name, None))
+        for key in bucket.keys:
+            self.program.free(self.grads.pop(key, None))
 
     # ---- optimizer
 
