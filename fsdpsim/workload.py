@@ -140,4 +140,5 @@ class Workload:
     tokens: int = 0
     """Tokens per rank and micro-batch (0 when unknown)."""
     flops_per_token: float = 0.0
-    """Model FLOPs per token for forward and backward, as MFU counts them (no recompute)."""
+    """Model FLOPs per token for forward and backward, as MFU counts them: no recompute, and nothing
+    that frozen parameters leave out."""

@@ -84,3 +84,27 @@ def test_one_clear_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         f'fsdpsim: {path}: training.frozen: "layer.0" is no unit, module or parameter; '
         "did you mean layers.0?\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("frozen", "share"),
+    [
+        ([], 1.0),
+        (["*"], 1 / 3),  # forward only
+        (["layers.*"], None),  # gradients still flow through to the embedding
+    ],
+)
+def test_model_flops_leave_out_what_frozen_parameters_save(
+    frozen: list[str], share: float | None
+) -> None:
+    def flops(frozen: list[str]) -> float:
+        table = {"hf_config": str(LLAMA)}
+        training = {"seq_len": 64, "frozen": frozen}
+        scenario = load({"model": table, "training": training, "fsdp": {"runtime": "fsdp2"}})
+        return build_workload(scenario).flops_per_token
+
+    found = flops(frozen) / flops([])
+    if share is None:
+        assert 2 / 3 < found < 1
+    else:
+        assert found == pytest.approx(share)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -338,3 +339,8 @@ def test_run_ignores_the_sweep_table() -> None:
 
     with_table = simulate(scenario({"fsdp.sharding_factor": [1, 2]}))
     assert with_table.iteration_times == simulate(load(TABLES)).iteration_times
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, {"0": -math.inf}])
+def test_values_that_are_no_numbers_are_refused(value: Any) -> None:
+    assert "nan or inf" in fault({"noise.jitter": [0.1, value]})

@@ -292,7 +292,17 @@ def test_when_nothing_fits_the_closest_is_named() -> None:
     assert found.too_large == found.points
     assert found.smallest is not None
     assert found.smallest.status == "oom"
-    assert found.smallest.settings["fsdp.sharding_factor"] == 4
+    grid = Grid(load(SMALL), small_axes())
+    with workers(None, 1) as here:
+        every = [row for row in run_points(grid, grid.points(), here) if row.figures]
+    needed = min(row.figures["peak_allocated_bytes"] for row in every)
+    assert found.smallest_bytes == needed
+    (same,) = [row for row in every if row.settings == _without_memory(found.smallest.settings)]
+    assert same.figures["peak_allocated_bytes"] == needed
+
+
+def _without_memory(settings: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key != "hardware.memory"}
 
 
 def test_constraints_of_the_sweep_table_hold_and_its_axes_replace_the_default_ones() -> None:
@@ -377,7 +387,7 @@ def test_the_command_says_what_is_best_and_what_choices_cost(
 ) -> None:
     assert main(["tune", str(file), "--memory", "1GiB", "--keep", "2"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("small\n24 configurations: ")
+    assert text.startswith("small\n36 configurations: ")
     assert "Best: fsdp.unit = " in text
     assert "Simulated kernel by kernel, the best takes " in text
     assert "What each choice costs" in text

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 GAP = 2
 
 #: Figures that give way first on a narrow terminal.
-LEAST_IMPORTANT = ("off node", "calls", "allocated", "exposed", "tok/s/GPU", "reserved")
+LEAST_IMPORTANT = ("over nodes", "calls", "allocated", "exposed", "tok/s/GPU", "reserved")
 
 
 def table(
@@ -78,7 +78,7 @@ def _figures(row: Row) -> dict[str, str]:
         "reserved": show_bytes(reserved) if reserved else "-",
         "allocated": show_bytes(figures["peak_allocated_bytes"]) if reserved else "-",
         "calls": "" if oom else str(sum(c["count"] for c in collectives)),
-        "off node": "" if oom else f"{between / 1e9:.2f} GB" if between else "-",
+        "over nodes": "" if oom else f"{between / 1e9:.2f} GB" if between else "-",
     }
 
 

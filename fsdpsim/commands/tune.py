@@ -122,10 +122,16 @@ def _counts(tuned: Tuned) -> str:
 
 
 def _nothing_fits(tuned: Tuned) -> str:
+    from fsdpsim.units import show_bytes
+
     if tuned.smallest is None:
         return "nothing fits: no configuration is valid"
     settings = settings_text(tuned.smallest, tuned.keys)
-    return f"nothing fits; closest is {settings}: out of memory, {tuned.smallest.reason}"
+    needed = show_bytes(tuned.smallest_bytes or 0)
+    return (
+        f"nothing fits; closest is {settings}, which allocates {needed}: out of memory, "
+        f"{tuned.smallest.reason}"
+    )
 
 
 def _confirmation(row: Row) -> str:

@@ -28,6 +28,8 @@ class OomCause:
     report: OutOfMemory
     outside_allocator: int
     """CUDA context and NCCL's buffers, which ``report.capacity`` has lost already."""
+    communicators: int
+    """NCCL communicators that have buffers there."""
     missing: int
     """By how much the request exceeded what the driver could still give."""
     categories: tuple[Owner, ...]
@@ -66,6 +68,7 @@ def oom_cause(result: Result) -> OomCause | None:
         next_unit=next_op.unit if next_op is not None else "",
         report=report,
         outside_allocator=result.outside_allocator,
+        communicators=len(result.program.communicators),
         missing=report.segment_size - (ceiling - report.reserved),
         categories=by_category(alive),
         owners=by_unit(alive),

@@ -232,7 +232,8 @@ def _oom(oom: OomCause) -> RenderableType:
         f"the allocator for a segment of {show_bytes(report.segment_size)}: "
         f"{show_bytes(oom.missing)} more than the device had left. "
         f"{show_bytes(report.capacity)} can be allocated beside "
-        f"{show_bytes(oom.outside_allocator)} of CUDA context and NCCL; "
+        f"{show_bytes(oom.outside_allocator)} of CUDA context and {oom.communicators} NCCL "
+        f"communicator{'' if oom.communicators == 1 else 's'}; "
         f"{show_bytes(report.reserved)} of them were reserved, {show_bytes(report.allocated)} "
         "allocated."
     )
@@ -242,7 +243,8 @@ def _oom(oom: OomCause) -> RenderableType:
         for reason, size in oom.unusable.items():
             section.row(show_bytes(size), UNUSABLE[reason])
         parts.append(section)
-    parts.append(_owners("Who held memory", oom.categories, oom.owners))
+    if oom.categories:
+        parts.append(_owners("Who held memory", oom.categories, oom.owners))
     return Group(*parts)
 
 

@@ -6,7 +6,8 @@ kernels that produce the gradient of a parameter, which they name, exist per blo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -118,12 +119,28 @@ def build_workload(
     )
     frozen = {p.name for unit in wrapping.units for p in unit.params if not p.requires_grad}
     stretches = tuple(_stretches(config, batch, activation_checkpointing, end, frozen))
+    parts = tuple(_parts(stretches, wrapping))
+    flops = flops_per_token(config, seq_len, count_embedding=count_embedding)
     return Workload(
         units=wrapping.units,
-        parts=tuple(_parts(stretches, wrapping)),
+        parts=parts,
         tokens=batch.tokens,
-        flops_per_token=flops_per_token(config, seq_len, count_embedding=count_embedding),
+        flops_per_token=flops * _share_computed(parts) if frozen else flops,
     )
+
+
+def _share_computed(parts: Iterable[Part]) -> float:
+    """Share of a trained model's FLOPs that frozen parameters leave to do.
+
+    A model that is trained computes twice the forward's matrix products in backward.
+    """
+
+    def products(kernels: Iterable[Kernel]) -> float:
+        return sum(2.0 * math.prod(kernel.gemm) for kernel in kernels if kernel.gemm)
+
+    forward = sum(products(part.forward) for part in parts)
+    backward = sum(products(part.backward) for part in parts)
+    return min((forward + backward) / (3 * forward), 1.0) if forward else 1.0
 
 
 def _check_sizes(**sizes: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -80,7 +81,17 @@ def _values(given: Any) -> tuple[Any, ...]:
             f"{given!r} is not a list of values, nor a range such as "
             "{ first = 1, last = 64, factor = 2 }"
         )
+    if not _is_finite(given):
+        raise ValueError(f"{given!r} holds nan or inf; no key takes them")
     return tuple(given)
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 Values = Annotated[tuple[Any, ...], BeforeValidator(_values)]

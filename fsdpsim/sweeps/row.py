@@ -15,6 +15,8 @@ MORE_IS_BETTER = ("tokens_per_s_per_gpu", "mfu")
 
 def value_text(value: Any) -> str:
     """A value of a swept key as people say it: ``4 blocks``, ``fsdp1, SHARD_GRAD_OP``."""
+    if value is None:
+        return "default"
     if isinstance(value, str):
         return value
     if not isinstance(value, Mapping):

@@ -89,7 +89,8 @@ def _strategies(factor: int, world: int) -> tuple[str, ...]:
 
 def _fsdp2_axes(scenario: Scenario) -> Iterator[Axis]:
     yield _axis("fsdp.sharding_factor", sharding_factors(scenario))
-    yield _axis("fsdp.reshard_after_forward", (True, False))
+    # None, torch's default, keeps the root unsharded where True does not.
+    yield _axis("fsdp.reshard_after_forward", (None, True, False))
     yield _axis("fsdp.forward_prefetch", (0, 1, 2))
     yield _axis("fsdp.backward_prefetch", (0, 2))
 

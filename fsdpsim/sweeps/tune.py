@@ -14,6 +14,7 @@ from typing import Any
 
 from fsdpsim.scenario import Problem, Scenario, ScenarioError
 from fsdpsim.scenario.sweep_table import Axis
+from fsdpsim.simulate import UNLIMITED
 from fsdpsim.sweeps.api import run_points
 from fsdpsim.sweeps.bounds import capacity
 from fsdpsim.sweeps.execute import Executor, Workers, workers
@@ -54,7 +55,9 @@ class Tuned:
     runners_up: tuple[Row, ...]
     alternatives: tuple[Alternative, ...]
     smallest: Row | None
-    """When nothing fits: the point of which most was known to fit."""
+    """When nothing fits: the point that needs least memory."""
+    smallest_bytes: int | None
+    """What it allocates at its peak, given room."""
     points: int
     """Combinations in the product."""
     left_out: int
@@ -129,7 +132,8 @@ class _Search:
     invalid: int = 0
     too_large: int = 0
     simulated: int = 0
-    smallest: tuple[float, Point] | None = None
+    bounds: list[tuple[float, int]] = field(default_factory=list)
+    """Least peak in bytes and index of every valid point."""
 
     def __post_init__(self) -> None:
         self.figure = objective(self.grid.scenario, self.grid.keys)
@@ -157,8 +161,7 @@ class _Search:
             except ScenarioError:
                 self.invalid += 1
                 continue
-            if self.smallest is None or bounds.peak_bytes < self.smallest[0]:
-                self.smallest = bounds.peak_bytes, point
+            self.bounds.append((bounds.peak_bytes, point.index))
             if bounds.peak_bytes > capacity(scenario):
                 self.too_large += 1
                 continue
@@ -185,9 +188,7 @@ class _Search:
     def outcome(self, staff: Workers, keys: tuple[str, ...]) -> Tuned:
         """The places, and the neighbours of the best."""
         rows = [row for *_, row in self.places]
-        smallest = None
-        if not rows and self.smallest is not None:
-            smallest = next(run_points(self.grid, [self.smallest[1]], staff))
+        needed, smallest = (None, None) if rows else self._smallest(staff)
         return Tuned(
             figure=self.figure,
             keys=keys,
@@ -196,6 +197,7 @@ class _Search:
             runners_up=tuple(rows[1:]),
             alternatives=tuple(self._alternatives(rows[0], staff)) if rows else (),
             smallest=smallest,
+            smallest_bytes=needed,
             points=len(self.grid),
             left_out=len(self.grid) - self.wanted,
             invalid=self.invalid,
@@ -203,6 +205,28 @@ class _Search:
             too_slow=len(self.candidates) - self.simulated,
             simulated=self.simulated,
         )
+
+    def _smallest(self, staff: Workers) -> tuple[int | None, Row | None]:
+        """The least peak of all points on a device without limit, and that point as it is here."""
+        self.bounds.sort()
+        best: tuple[int, int] | None = None
+        for start in range(0, len(self.bounds), WAVE):
+            wave = self.bounds[start : start + WAVE]
+            hopeful = sorted(index for least, index in wave if best is None or least < best[0])
+            if not hopeful:
+                break
+            self.on_progress("sized", start, len(self.bounds))
+            points = [self._point(index, {"hardware.memory": UNLIMITED}) for index in hopeful]
+            for row in run_points(self.grid, points, staff):
+                if row.figures:
+                    found = row.figures["peak_allocated_bytes"], row.point
+                    best = found if best is None else min(best, found)
+        if best is None:
+            return None, None
+        return best[0], next(run_points(self.grid, [self._point(best[1], {})], staff))
+
+    def _point(self, index: int, changed: dict[str, Any]) -> Point:
+        return Point(index=index, settings=self.grid.settings(index) | changed)
 
     def _confirmed(self, best: Row, staff: Workers) -> Row | None:
         if best.settings.get(GRANULARITY) != "units":
