@@ -8,6 +8,14 @@ from typing import Any
 
 from fsdpsim.scenario import Scenario
 
+#: Keys whose default follows from other tables: key -> property of :class:`Scenario`.
+FOLLOWS = {
+    "fsdp.sharding_factor": "shard_factor",
+    "training.param_dtype": "param_dtype",
+    "training.reduce_dtype": "reduce_dtype",
+    "training.iterations": "iterations",
+}
+
 
 def resolved(scenario: Scenario) -> dict[str, Any]:
     """The tables of ``scenario`` with defaults, in SI base units; without keys that are None."""
@@ -18,8 +26,14 @@ def resolved(scenario: Scenario) -> dict[str, Any]:
 
 
 def unset_keys(scenario: Scenario) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Table -> the keys that TOML cannot write because they have no value."""
-    return dict(_unset(scenario.model_dump(), ()))
+    """Table -> the keys that TOML cannot write because they have no value.
+
+    Where the value follows from other keys it stands behind: ``iterations (here 3)``.
+    """
+    found = {}
+    for path, names in _unset(scenario.model_dump(), ()):
+        found[path] = tuple(_with_value(scenario, path, name) for name in names)
+    return found
 
 
 def _unset(
@@ -30,6 +44,12 @@ def _unset(
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from _unset(value, (*path, key))
+
+
+def _with_value(scenario: Scenario, path: tuple[str, ...], name: str) -> str:
+    source = FOLLOWS.get(".".join((*path, name)))
+    value = getattr(scenario, source) if source is not None else None
+    return _key(name) if value is None else f"{_key(name)} (here {value})"
 
 
 def as_toml(
@@ -51,7 +71,7 @@ def _table_lines(
     for key, value in plain.items():
         yield f"{_key(key)} = {_value(value)}"
     if names := unset.get(path):
-        yield f"# not set: {', '.join(map(_key, names))}"
+        yield f"# not set: {', '.join(names)}"
     for key, value in inner.items():
         yield from _table_lines(value, (*path, key), unset)
 

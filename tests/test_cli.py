@@ -183,6 +183,7 @@ def test_check_names_keys_that_have_no_value(capsys: pytest.CaptureFixture[str])
     tables = re.split(r"\n\[", text)
     (fsdp,) = [table for table in tables if table.startswith("fsdp]")]
     assert "# not set: all_gather_dtype, offload_policy" in fsdp
+    assert "iterations (here 3)" in text
     for table in Scenario.model_fields:
         fields = getattr(type(getattr(load(LLAMA), table)), "model_fields", {})
         assert all(re.search(rf"\b{key}\b", text) for key in fields)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fsdpsim.resolved import FOLLOWS
 from fsdpsim.scenario import Problem, Scenario, ScenarioError
 from fsdpsim.scenario.expressions import Expression
 from fsdpsim.scenario.keys import set_key, split_key
@@ -15,14 +16,6 @@ from fsdpsim.scenario.sweep_table import DERIVED, Axis
 
 #: Keys that decide what other keys of their table are when the file does not say.
 DECIDES_DEFAULTS = {"hardware": "hardware.gpu", "fsdp": "fsdp.runtime", "model": "model.hf_config"}
-
-#: Keys whose default follows from other tables: key -> property of :class:`Scenario`.
-FOLLOWS = {
-    "fsdp.sharding_factor": "shard_factor",
-    "training.param_dtype": "param_dtype",
-    "training.reduce_dtype": "reduce_dtype",
-    "training.iterations": "iterations",
-}
 
 #: Validated tables that one process keeps.
 MAX_SHARED = 1024
