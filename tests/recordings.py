@@ -84,6 +84,7 @@ def _training(recording: Recording, settings: dict[str, Any]) -> dict[str, Any]:
         "forwards_per_backward": settings["forwards_per_backward"],
         "activation_checkpointing": "full" if checkpointing else "none",
         "checkpoint_placement": "outside" if checkpointing == "outside_fsdp" else "inside",
+        "checkpoint_reentrant": settings.get("checkpoint_reentrant", False),
         "optimizer": "sgd",
     }
     dtypes = {key: settings[key] for key in ("param_dtype", "reduce_dtype") if settings[key]}

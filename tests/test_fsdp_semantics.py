@@ -14,7 +14,7 @@ from fsdpsim.intervals import subtract, total, union
 from fsdpsim.memory import Free, Malloc
 from fsdpsim.program import Program
 from fsdpsim.result import Result
-from fsdpsim.scenario import load
+from fsdpsim.scenario import ScenarioError, load
 from fsdpsim.schedules.fsdp1 import Fsdp1Runtime
 from fsdpsim.simulate import build_costs, build_workload, record, simulate
 
@@ -451,6 +451,24 @@ def test_09_a_unit_prefetched_from_a_reentrant_checkpoint_is_trained() -> None:
     )
     time = Timeline(simulate(load(table)))
     assert len(time.all("reduce_scatter")) == 4
+
+
+@pytest.mark.parametrize(("runtime", "fails"), [("fsdp1", True), ("fsdp2", False)])
+def test_09_several_reentrant_checkpoints_in_one_unit(runtime: str, fails: bool) -> None:
+    """FSDP1 frees the unit after the first one's backward, in torch too (storage of size 0)."""
+    table = tables(
+        runtime,
+        1,
+        root=False,
+        training={"activation_checkpointing": "full", "checkpoint_reentrant": True},
+    )
+    table["workload"]["units"][0]["parts"] = ["a", "b"]
+    table["workload"]["calls"] = ["a", "b"]
+    if fails:
+        with pytest.raises(ScenarioError, match="checkpoint_reentrant: 1 holds several"):
+            simulate(load(table))
+    else:
+        assert len(Timeline(simulate(load(table))).all("recompute")) == 2
 
 
 def test_09_reentrant_checkpoint_around_fsdp2_gathers_once() -> None:

@@ -35,8 +35,7 @@ class TrainingStep:
         self.training = runtime.training
         self.calls = CallTree(runtime.workload)
         self.outside = self.training.checkpoint_placement == "outside"
-        # Inside a unit's module no hook of FSDP can tell a reentrant checkpoint from another one.
-        self.reentrant = self.training.checkpoint_reentrant and self.outside
+        self.reentrant = self.training.checkpoint_reentrant
 
     def run(self) -> None:
         """Record all iterations."""
@@ -164,10 +163,11 @@ class TrainingStep:
             self.runtime.post_forward(item.unit, self._detached())
 
     def _is_reentrant(self, items: Sequence[Item]) -> bool:
-        """Reentrant checkpoints cover module calls, and parts that no inner unit owns."""
+        """Reentrant checkpoints cover parts, and outside FSDP whole module calls."""
         if not self.reentrant or not self.runtime.grad_enabled or self.runtime.in_backward:
             return False
-        return is_checkpointed(items)
+        covers = self.outside or all(isinstance(item, PartCall) for item in items)
+        return covers and is_checkpointed(items)
 
     def _checkpointed(self, items: Sequence[Item], x: Node | None) -> Node:
         """[Note: Reentrant checkpoint] Forward runs without autograd and does not arm any hooks.

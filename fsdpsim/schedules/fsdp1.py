@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from fsdpsim.faults import Fault, FaultsError
 from fsdpsim.program import COMPUTE, Event
 from fsdpsim.scenario.runtimes import Fsdp1
 from fsdpsim.scenario.schema import HYBRID_STRATEGIES, strategy_of
@@ -191,7 +192,16 @@ class Fsdp1Runtime(Runtime):
     def parameter_nodes(self, unit: Unit, params: tuple[Param, ...]) -> tuple[Node, ...]:
         """The views through which the module computes with the flat parameter."""
         handle = self.handles.get(unit.name)
-        return (handle.views,) if handle is not None and handle.views is not None else ()
+        if handle is None or handle.views is None:
+            return ()
+        freed = self.sharded and not handle.is_unsharded
+        if freed and self.in_backward and handle.training_state == "backward_post":
+            text = (
+                f"{unit.name} holds several checkpoints, and FSDP1 frees it after the backward of "
+                "the first; torch fails there too"
+            )
+            raise FaultsError(Fault("training.checkpoint_reentrant", text))
+        return (handle.views,)
 
     def _wait_unshard(self) -> None:
         self.program.mark("wait_unshard")
