@@ -97,5 +97,6 @@ def test_picture_of_both_on_one_time_axis(
 def test_a_picture_that_cannot_be_written_is_one_message(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert main(["compare", OVERLAP, PREFETCH, "-o", str(tmp_path / "no" / "both.png")]) == 2
+    (tmp_path / "file").write_text("")
+    assert main(["compare", OVERLAP, PREFETCH, "-o", str(tmp_path / "file" / "both.png")]) == 2
     assert "cannot be written" in capsys.readouterr().err
