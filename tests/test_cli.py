@@ -241,12 +241,21 @@ def test_units_that_a_model_does_not_have(command: str, capsys: pytest.CaptureFi
 # ---- output that cannot be written
 
 
-@pytest.mark.parametrize("command", ["run", "plot", "trace", "snapshot"])
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("run", "inside"),
+        ("plot", "inside.png"),
+        ("report", "inside.html"),
+        ("trace", "inside.json"),
+        ("snapshot", "inside.pickle"),
+    ],
+)
 def test_an_output_inside_a_file(
-    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    command: str, name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("precious")
-    output = tmp_path / "file" / ("inside.png" if command == "plot" else "inside")
+    output = tmp_path / "file" / name
     message = fails(capsys, command, PREFETCH, "-o", output)
     assert str(output) in message
     assert "Not a directory" in message

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsdpsim.commands import common
+from fsdpsim.commands.paths import files_of, spare_inputs
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -43,7 +44,10 @@ def run(args: argparse.Namespace) -> int:
 
     if args.output is not None:
         _check_ending(args.output)
-    results = [simulate(scenario) for scenario in _scenarios(args)]
+    scenarios = _scenarios(args)
+    if args.output is not None:
+        spare_inputs([args.output], files_of(scenarios))
+    results = [simulate(scenario) for scenario in scenarios]
     found = compare(*results)
     if args.output is not None:
         _draw(results, args.output)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsdpsim.commands import common
+from fsdpsim.commands.paths import files_of, spare_inputs
 from fsdpsim.commands.points import settings_text, table
 from fsdpsim.commands.workers import add_workers, dask_executor, positive
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from fsdpsim.sweeps.store import Store
 
 HELP = "simulate every combination of the keys that [sweep] varies"
+
+#: What is written with ``-o``.
+FILES = ("sweep.json", "results.jsonl", "results.csv", "sweep.png", "pareto.png", ".lock")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
     if args.restart and args.output is None:
         raise common.UsageError("--restart discards what -o DIR holds; give the directory too")
     grid = Grid(common.load_scenario(args))
+    if args.output is not None:
+        spare_inputs((args.output / name for name in FILES), files_of([grid.scenario]))
     figure = objective(grid.scenario, grid.keys)
     kept: list[Row] = []
     leaders = Leaders(sort=args.sort or figure, top=args.top, front=ParetoFront(figure))
