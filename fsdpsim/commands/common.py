@@ -61,6 +61,20 @@ def load_scenario(args: argparse.Namespace) -> Scenario:
     return load(args.file, args.overrides)
 
 
+def parse_size(text: str, option: str, *, zero: bool = False) -> int:
+    """Bytes that ``option`` says, none only with ``zero``. Raises :class:`UsageError`."""
+    from fsdpsim.units import parse
+
+    try:
+        nbytes = round(parse(text, "bytes"))
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
+    if nbytes < (0 if zero else 1):
+        least = "zero or more" if zero else "more than zero"
+        raise UsageError(f"{option}: {text!r} is not allowed; it must be {least}")
+    return nbytes
+
+
 class UsageError(Exception):
     """A mistake of the user's that no other error names; the message says what to do."""
 
