@@ -226,10 +226,22 @@ def test_a_bad_override_is_one_message_of_every_command(
 
 
 def test_more_memory_than_torch_can_ask_for(capsys: pytest.CaptureFixture[str]) -> None:
-    message = fails(
-        capsys, "run", LLAMA, "--set", "training.micro_batch_size=1_000_000_000_000_000"
+    message = fails(capsys, "run", LLAMA, "--set", "training.micro_batch_size=1_000_000_000_000")
+    assert message == (
+        f"{LLAMA}: training: with micro_batch_size x seq_len = 1000000000000 x 8192, "
+        "model.embed_tokens of root in forward: "
+        "tried to allocate 67108864000000000000 bytes: more than 1 EB"
     )
-    assert message.endswith("bytes: more than 1 EB")
+
+
+def test_given_activations_of_more_memory_than_torch_can_ask_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    message = fails(capsys, "run", PREFETCH, "--set", "workload.activations=2e18")
+    assert message == (
+        f"{PREFETCH}: saved of unit.0 in forward: "
+        "tried to allocate 2000000000000000000 bytes: more than 1 EB"
+    )
 
 
 @pytest.mark.parametrize("command", ["run", "check"])
