@@ -84,7 +84,7 @@ def test_files_of_a_validation(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_rows_of_a_user_refer_to_the_shipped_tables(tmp_path: Path) -> None:
     row = next(r for r in DATA.rows if is_clean(r) and not r["id"].startswith("tt"))
-    (tmp_path / "rows.json").write_text(json.dumps([row]))
+    (tmp_path / "rows.json").write_text(json.dumps([row]), encoding="utf-8-sig")
     assert read_measurements(tmp_path / "rows.json").models == DATA.models
 
 
