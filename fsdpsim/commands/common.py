@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
     from fsdpsim.scenario import Scenario
 
+#: Characters of a line, also where a terminal says less: text would fall to pieces.
+NARROWEST = 30
+
 
 def add_scenario(parser: argparse.ArgumentParser, *, many: bool = False) -> None:
     """Add the FILE argument (or FILE...) and ``--set``."""
@@ -88,11 +91,7 @@ def console() -> Console:
     """Where tables go: as wide as the terminal, 100 columns without one."""
     import shutil
 
-    from rich.console import Console
-
-    class Output(Console):
-        def on_broken_pipe(self) -> None:
-            raise  # rich would exit with 1; the command line knows better
+    from fsdpsim.commands.terminal import Terminal
 
     width = shutil.get_terminal_size((100, 24)).columns
-    return Output(width=max(width, 60), highlight=False)
+    return Terminal(width=max(width, NARROWEST), highlight=False)
