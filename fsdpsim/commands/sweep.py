@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if args.restart and args.output is None:
         raise common.UsageError("--restart discards what -o DIR holds; give the directory too")
     grid = Grid(common.load_scenario(args))
+    _check_axes(grid)
     if args.output is not None:
         spare_inputs((args.output / name for name in FILES), files_of([grid.scenario]))
     figure = objective(grid.scenario, grid.keys)
@@ -91,6 +92,15 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(grid, leaders, written)
     return 0
+
+
+def _check_axes(grid: Grid) -> None:
+    """A table with ``where`` alone is for ``tune``, which has axes of its own."""
+    from fsdpsim.scenario import Problem, ScenarioError
+    from fsdpsim.scenario.sweep_table import EXAMPLE
+
+    if not grid.axes:
+        raise ScenarioError(grid.scenario.source, [Problem("sweep", f"varies nothing; {EXAMPLE}")])
 
 
 def _write(grid: Grid, store: Store) -> list[Path]:
@@ -178,4 +188,6 @@ def _headline(grid: Grid, leaders: Leaders) -> str:
     shown = [f"{counts[status]} {word}" for status, word in words.items() if counts[status]]
     shown += [f"{left_out} left out by where"] if left_out else []
     name = grid.scenario.title or grid.scenario.name
-    return f"{name}: {len(grid)} points; {', '.join(shown)}"
+    points = f"{len(grid)} point{'' if len(grid) == 1 else 's'}"
+    nothing = "" if counts["ok"] or counts["oom"] else "nothing ran: "
+    return f"{name}: {points}; {nothing}{', '.join(shown)}"
