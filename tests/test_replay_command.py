@@ -30,15 +30,16 @@ def test_it_replays_our_own_snapshot_exactly(
 
 
 def test_it_shows_what_other_settings_would_have_given(
-    snapshot: Path, capsys: pytest.CaptureFixture[str]
+    snapshot: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     capsys.readouterr()
     arguments = ["--set", "allocator.expandable_segments=true", "--json"]
     assert main(["replay", str(snapshot), *arguments]) == 0
     device = json.loads(capsys.readouterr().out)["devices"][0]
     assert device["what_if"]["peak_reserved_bytes"] > 0
     assert main(["replay", str(snapshot), *arguments[:2]]) == 0
-    assert "with the new" in capsys.readouterr().out
+    assert "with the new settings" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
