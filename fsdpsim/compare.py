@@ -11,8 +11,9 @@ from fsdpsim.explain.parts import Cause, Part
 from fsdpsim.resolved import resolved
 from fsdpsim.result import Result
 from fsdpsim.scenario import Scenario
-from fsdpsim.scenario.keys import join_key
+from fsdpsim.scenario.keys import join_key, split_key
 from fsdpsim.summary import summary
+from fsdpsim.units import dimension_of
 
 #: Figures of the summary that are compared, in this order; those that neither has are left out.
 FIGURES = (
@@ -28,6 +29,9 @@ FIGURES = (
     "max_unsharded_units",
 )
 
+#: Changes below this share of the step (or of the figure) are what rounding leaves of none.
+NOISE = 1e-12
+
 #: Keys that say nothing of what is simulated.
 NOT_SETTINGS = ("title", "sweep")
 
@@ -41,6 +45,8 @@ class Setting:
     b: Any
     given: bool
     """Whether either file (or an override) says it; else it follows from another setting."""
+    dimension: str | None
+    """What it measures, if it is a quantity: a key of :data:`fsdpsim.units.SYMBOLS`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,22 +99,30 @@ def compare(a: Result, b: Result) -> Comparison:
     """Compare the steps of two results."""
     figures_a, figures_b = summary(a), summary(b)
     names = _names(a.scenario, b.scenario)
+    steps = [found["step_time_s"] or 0.0 for found in (figures_a, figures_b)]
     return Comparison(
         a=names[0],
         b=names[1],
         settings=tuple(differing_settings(a.scenario, b.scenario)),
-        figures=tuple(_figures(figures_a, figures_b)),
-        causes=tuple(_cause_changes(explain(a), explain(b))),
+        figures=tuple(_figures(figures_a, figures_b, max(steps))),
+        causes=tuple(_cause_changes(explain(a), explain(b), max(steps))),
         oom_a=figures_a["oom"],
         oom_b=figures_b["oom"],
     )
 
 
-def _figures(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Figure]:
+def _figures(a: Mapping[str, Any], b: Mapping[str, Any], step: float) -> Iterator[Figure]:
     for name in FIGURES:
         one, other = (None if _unknown(name, found) else found[name] for found in (a, b))
+        if one and other:
+            other = _unless_noise(one, other, step if name.endswith("_s") else abs(one))
         if one or other:
             yield Figure(name=name, a=one, b=other)
+
+
+def _unless_noise(a: Any, b: Any, scale: float) -> Any:
+    """``b``, or ``a`` if they differ only by rounding."""
+    return a if abs(b - a) <= NOISE * scale else b
 
 
 def _unknown(name: str, figures: Mapping[str, Any]) -> bool:
@@ -130,7 +144,16 @@ def differing_settings(a: Scenario, b: Scenario) -> Iterator[Setting]:
     for key in sorted(flat_a.keys() | flat_b.keys()):
         one, other = flat_a.get(key), flat_b.get(key)
         if one != other:
-            yield Setting(key=key, a=one, b=other, given=key in given)
+            dimension = _dimension(a, key) or _dimension(b, key)
+            yield Setting(key=key, a=one, b=other, given=key in given, dimension=dimension)
+
+
+def _dimension(scenario: Scenario, key: str) -> str | None:
+    table: Any = scenario
+    *path, last = split_key(key)
+    for part in path:
+        table = getattr(table, part, None)
+    return dimension_of(getattr(type(table), "model_fields", {}).get(last))
 
 
 def _flat(tables: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -143,16 +166,16 @@ def _flat(tables: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tup
             yield join_key((*path, key)), value
 
 
-def _cause_changes(a: Explanation, b: Explanation) -> list[CauseChange]:
+def _cause_changes(a: Explanation, b: Explanation, step: float) -> list[CauseChange]:
     if a.oom is not None or b.oom is not None:
         return []
     seconds_a, seconds_b = (
         {_cause(part): part.seconds for part in found.parts} for found in (a, b)
     )
-    changes = [
-        CauseChange(**asdict(cause), a=seconds_a.get(cause, 0.0), b=seconds_b.get(cause, 0.0))
-        for cause in dict.fromkeys([*seconds_a, *seconds_b])
-    ]
+    changes = []
+    for cause in dict.fromkeys([*seconds_a, *seconds_b]):
+        one, other = seconds_a.get(cause, 0.0), seconds_b.get(cause, 0.0)
+        changes.append(CauseChange(**asdict(cause), a=one, b=_unless_noise(one, other, step)))
     return sorted(changes, key=lambda c: (-abs(c.change), -c.a))
 
 

@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
 from itertools import pairwise
+from math import floor
 from pathlib import Path
 from statistics import NormalDist
 from typing import Annotated, Any, Literal, Self
@@ -26,7 +27,7 @@ from pydantic import (
     model_validator,
 )
 
-from fsdpsim.faults import Fault, FaultsError
+from fsdpsim.faults import Fault, FaultsError, not_allowed
 from fsdpsim.units import (
     Bytes,
     BytesOrZero,
@@ -193,7 +194,7 @@ class Hardware(_Table):
     efficiency: Annotated[float, Field(gt=0, strict=True)] = 1.0
     """Calibration: matrix products run at this times ``gemm_efficiency``, which was measured in
     loops of one kernel with nothing beside: power limit, clocks and library versions differ. 1.0
-    means that nothing was calibrated."""
+    means that nothing was calibrated; no product may be faster than the peak."""
     # Sinha et al. (SC 2022, arXiv 2208.11035): identical GPUs of five clusters vary by 8 % on
     # average from whisker to whisker, which of a normal distribution is 5.4 standard deviations.
     speed_spread: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.015
@@ -286,6 +287,15 @@ class Hardware(_Table):
         if not isinstance(data, Mapping):
             return data
         return _merge(read_preset(data.get("gpu", DEFAULT_GPU)), data)
+
+    @model_validator(mode="after")
+    def _no_faster_than_the_peak(self) -> Self:
+        reached = self.gemm_efficiency[-1][1]
+        most = floor(1000 / reached) / 1000
+        if self.efficiency > most:
+            wanted = f"at most {most}: gemm_efficiency alone reaches {reached} of the peak"
+            raise FaultsError(Fault("efficiency", not_allowed(self.efficiency, wanted)))
+        return self
 
     @field_validator("gemm_efficiency")
     @classmethod

@@ -243,13 +243,16 @@ class GpuMemory:
             Unmap: cuda_free,
         }
         self._levels = self.allocator.stats.levels
-        self._buffer: Buffer | None = None
+        self.last_buffer: Buffer | None = None
+        """The buffer that the host allocated or freed last."""
         self._on_event = on_event
 
     def _tell(self, action: str, address: int, size: int, stream: object) -> None:
         streams = self.events.streams
-        assert self._on_event is not None and streams is not None and self._buffer is not None
-        self._on_event(MemoryEvent(streams.env.now, action, address, size, stream, self._buffer))
+        assert self._on_event is not None and streams is not None and self.last_buffer is not None
+        self._on_event(
+            MemoryEvent(streams.env.now, action, address, size, stream, self.last_buffer)
+        )
 
     # ---- what the host and the program's memory steps call
 
@@ -259,7 +262,7 @@ class GpuMemory:
 
     def malloc(self, host: Host, buffer: Buffer) -> Process | None:
         """Allocate ``buffer``; a cache miss returns the process that the host waits for."""
-        self._buffer = buffer
+        self.last_buffer = buffer
         buffer.block = block = self.allocator.malloc_cached(buffer.nbytes, buffer.stream)
         if block is None:
             return self._grow(host, buffer)
@@ -268,7 +271,7 @@ class GpuMemory:
 
     def free(self, host: Host, buffer: Buffer, record_streams: Sequence[str]) -> None:
         """Free ``buffer`` after ``record_stream`` for the given streams."""
-        self._buffer, block = buffer, buffer.block
+        self.last_buffer, block = buffer, buffer.block
         assert block is not None
         for stream in record_streams:
             self.allocator.record_stream(block, stream)

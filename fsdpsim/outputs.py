@@ -17,9 +17,21 @@ from fsdpsim.files import make_directory, write_text, write_with
 from fsdpsim.memory import Sample
 from fsdpsim.order import host_order
 from fsdpsim.result import Result
+from fsdpsim.scenario import Scenario
 from fsdpsim.snapshot import write_snapshot
 from fsdpsim.summary import summary
 from fsdpsim.trace import write_trace
+
+FILES = (
+    "summary.json",
+    "ops.csv",
+    "memory.csv",
+    "order.json",
+    "gantt.png",
+    "trace.json.gz",
+    "snapshot.pickle",
+)
+"""What is written of one result."""
 
 OP_COLUMNS = (
     "op",
@@ -64,12 +76,20 @@ def write_all(results: Sequence[Result], folder: Path) -> None:
 
     Raises :class:`fsdpsim.files.OutputError`.
     """
-    if len(results) == 1:
-        write_everything(results[0], folder)
-        return
-    names = [result.scenario.name for result in results]
-    for result, name in zip(results, distinct(names), strict=True):
-        write_everything(result, folder / name)
+    folders = _folders([result.scenario for result in results], folder)
+    for result, own in zip(results, folders, strict=True):
+        write_everything(result, own)
+
+
+def written_paths(scenarios: Sequence[Scenario], folder: Path) -> Iterator[Path]:
+    """What :func:`write_all` writes for the results of ``scenarios``."""
+    return (own / name for own in _folders(scenarios, folder) for name in FILES)
+
+
+def _folders(scenarios: Sequence[Scenario], folder: Path) -> list[Path]:
+    if len(scenarios) == 1:
+        return [folder]
+    return [folder / name for name in distinct(scenario.name for scenario in scenarios)]
 
 
 def distinct(names: Iterable[str]) -> list[str]:

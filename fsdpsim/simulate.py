@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 
-from fsdpsim.allocator import OutOfMemoryError
+from fsdpsim.allocator import OutOfMemoryError, RequestTooLargeError
 from fsdpsim.collectives import Group, collective_seconds, replicate_group, shard_group
 from fsdpsim.collector import paused_collector
 from fsdpsim.contention import SharedGpu
@@ -86,8 +86,12 @@ def simulate(
             disturb(program, scenario.noise, number)
         hook = on_memory_event if number == 0 else None
         ranks.append(Rank(program, build_memory(scenario, program, hook)))
-    with suppress(OutOfMemoryError):  # memory.oom says where; what had not run by then never will
+    try:
         run_ranks(ranks, partial(_membership, scenario, costs), _contention(scenario, costs))
+    except OutOfMemoryError:
+        pass  # memory.oom says where; what had not run by then never will
+    except RequestTooLargeError as error:
+        raise ScenarioError(scenario.source, [_too_large(scenario, ranks, error)]) from None
     shown = next((rank for rank in ranks if rank.memory.oom is not None), ranks[0])
     return Result(
         scenario=scenario,
@@ -98,6 +102,18 @@ def simulate(
         ranks=tuple(rank.program for rank in ranks),
         memories=tuple(rank.memory for rank in ranks),
     )
+
+
+def _too_large(scenario: Scenario, ranks: Sequence[Rank], error: RequestTooLargeError) -> Problem:
+    """What asked for more memory than torch can, and the keys that decide its size."""
+    touched = (rank.memory.last_buffer for rank in ranks)
+    buffer = max((b for b in touched if b is not None), key=lambda b: b.nbytes)
+    what = f"{buffer.name} of {buffer.unit or 'the training loop'} in {buffer.phase}: {error}"
+    training = scenario.training
+    if scenario.model is None or buffer.category != "activations":
+        return Problem("", what)
+    tokens = f"{training.micro_batch_size} x {training.seq_len}"
+    return Problem("training", f"with micro_batch_size x seq_len = {tokens}, {what}")
 
 
 def _membership(scenario: Scenario, costs: Costs, op: Op, rank: int) -> tuple[Hashable, int]:

@@ -12,7 +12,7 @@ import math
 import re
 from fractions import Fraction
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -148,6 +148,16 @@ SecondsOrZero = Annotated[float, _field("seconds", zero=True)]
 FlopPerSecond = Annotated[float, _field("FLOP/s")]
 
 
+def dimension_of(field: Any) -> str | None:
+    """Dimension of a quantity, from its type or its pydantic field; None for anything else."""
+    for validator in getattr(field, "__metadata__", getattr(field, "metadata", ())):
+        made = getattr(validator, "func", None)
+        if isinstance(made, partial) and made.func is _quantity:
+            return str(made.args[0])
+    inner = (field.annotation,) if hasattr(field, "annotation") else get_args(field)
+    return next(filter(None, map(dimension_of, inner)), None)
+
+
 def _label(text: str) -> str:
     if not text.isprintable():
         raise ValueError(f"{shown(text)} holds characters that cannot be printed")
@@ -178,3 +188,17 @@ def show_bytes(nbytes: float) -> str:
         if abs(nbytes) >= scale:
             return f"{nbytes / scale:.2f} {unit}"
     return f"{nbytes:.0f} B"
+
+
+def show_quantity(value: float, dimension: str) -> str:
+    """A value in the base unit of ``dimension`` with the unit that keeps it short: ``50 GB/s``."""
+    if dimension in ("bytes", "seconds"):
+        return show_bytes(value) if dimension == "bytes" else show_seconds(value)
+    for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= scale:
+            return f"{value / scale:.4g} {prefix}{_symbol(dimension)}"
+    return f"{value:.4g} {_symbol(dimension)}"
+
+
+def _symbol(dimension: str) -> str:
+    return next(iter(SYMBOLS[dimension]))

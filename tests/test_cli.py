@@ -227,10 +227,22 @@ def test_a_bad_override_is_one_message_of_every_command(
 
 
 def test_more_memory_than_torch_can_ask_for(capsys: pytest.CaptureFixture[str]) -> None:
-    message = fails(
-        capsys, "run", LLAMA, "--set", "training.micro_batch_size=1_000_000_000_000_000"
+    message = fails(capsys, "run", LLAMA, "--set", "training.micro_batch_size=1_000_000_000_000")
+    assert message == (
+        f"{LLAMA}: training: with micro_batch_size x seq_len = 1000000000000 x 8192, "
+        "model.embed_tokens of root in forward: "
+        "tried to allocate 67108864000000000000 bytes: more than 1 EB"
     )
-    assert message.endswith("bytes: more than 1 EB")
+
+
+def test_given_activations_of_more_memory_than_torch_can_ask_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    message = fails(capsys, "run", PREFETCH, "--set", "workload.activations=2e18")
+    assert message == (
+        f"{PREFETCH}: saved of unit.0 in forward: "
+        "tried to allocate 2000000000000000000 bytes: more than 1 EB"
+    )
 
 
 @pytest.mark.parametrize("command", ["run", "check"])
@@ -242,12 +254,21 @@ def test_units_that_a_model_does_not_have(command: str, capsys: pytest.CaptureFi
 # ---- output that cannot be written
 
 
-@pytest.mark.parametrize("command", ["run", "plot", "trace", "snapshot"])
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("run", "inside"),
+        ("plot", "inside.png"),
+        ("report", "inside.html"),
+        ("trace", "inside.json"),
+        ("snapshot", "inside.pickle"),
+    ],
+)
 def test_an_output_inside_a_file(
-    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    command: str, name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("precious")
-    output = tmp_path / "file" / ("inside.png" if command == "plot" else "inside")
+    output = tmp_path / "file" / name
     message = fails(capsys, command, PREFETCH, "-o", output)
     assert str(output) in message
     assert "Not a directory" in message

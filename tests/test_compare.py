@@ -97,5 +97,45 @@ def test_picture_of_both_on_one_time_axis(
 def test_a_picture_that_cannot_be_written_is_one_message(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert main(["compare", OVERLAP, PREFETCH, "-o", str(tmp_path / "no" / "both.png")]) == 2
+    (tmp_path / "file").write_text("")
+    assert main(["compare", OVERLAP, PREFETCH, "-o", str(tmp_path / "file" / "both.png")]) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_what_rounding_leaves_is_no_change(capsys: pytest.CaptureFixture[str]) -> None:
+    """The second iteration is the first, at times that round otherwise."""
+    file = str(SCENARIOS / "textbook_13b_64gpu.toml")
+    assert main(["compare", file, "--set", "training.iterations=2"]) == 0
+    text = capsys.readouterr().out
+    assert "Both take " in text
+    assert " ns" not in text
+    found = compare(simulate(load(file)), simulate(load(file, ["training.iterations=2"])))
+    assert all(cause.change == 0 for cause in found.causes)
+
+
+@pytest.mark.parametrize(
+    ("override", "row"),
+    [
+        ('hardware.memory="40 GiB"', "hardware.memory 79.18 GiB 40.00 GiB"),
+        ("hardware.memory=85018877623", "hardware.memory 85018877624 85018877623"),
+        (
+            'hardware.inter_node_bandwidth="1 Gb/s"',
+            "hardware.inter_node_bandwidth 50 GB/s 125 MB/s",
+        ),
+        ('hardware.host.kernel_launch="2 us"', "hardware.host.kernel_launch 10 us 2 us"),
+        ('hardware.peak_flops="1 TFLOP/s"', "hardware.peak_flops 989.4 TFLOP/s 1 TFLOP/s"),
+    ],
+)
+def test_quantities_have_units_unless_they_would_look_alike(
+    override: str, row: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(SCENARIOS / "llama3_8b_8xh100.toml")
+    overrides = [override, "training.granularity=units"]
+    assert main(["compare", file, *(f"--set={o}" for o in overrides)]) == 0
+    assert row in [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_quantities_that_a_table_gives_unit_by_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", OVERLAP, "--set", 'workload.forward=["1 s", 2, 2, "3 ms"]']) == 0
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "workload.forward 2 s 1 s, 2 s, 2 s, 3 ms" in rows

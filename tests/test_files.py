@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -57,9 +58,41 @@ def test_the_temporary_file_has_the_suffix_that_decides_the_format(tmp_path: Pat
     assert seen == [".svg"]
 
 
-def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"absent.a\.txt: cannot be written: No such file"):
-        write_text(tmp_path / "absent" / "a.txt", "")
+def test_folders_that_do_not_exist_are_made(tmp_path: Path) -> None:
+    write_text(tmp_path / "new" / "inner" / "a.txt", "text")
+    assert (tmp_path / "new" / "inner" / "a.txt").read_text() == "text"
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(OutputError, match=r"file.new: cannot be made a directory: Not a directory"):
+        write_text(tmp_path / "file" / "new" / "a.txt", "")
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_stays_and_its_target_is_written(tmp_path: Path, exists: bool) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    target, link = tmp_path / "elsewhere" / "real.txt", tmp_path / "link.txt"
+    if exists:
+        target.write_text("old")
+    link.symlink_to(Path("elsewhere") / "real.txt")
+    write_text(link, "new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+    assert names_in(tmp_path) == ["elsewhere", "link.txt"]
+    assert names_in(target.parent) == ["real.txt"]
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_what_is_no_file_is_not_replaced(tmp_path: Path, linked: bool) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    with pytest.raises(OutputError, match="cannot be written: it is a device or pipe, not a file"):
+        write_text(link if linked else pipe, "")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert names_in(tmp_path) == ["link", "pipe"]
 
 
 def test_a_path_that_is_a_directory(tmp_path: Path) -> None:

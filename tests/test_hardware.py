@@ -7,7 +7,7 @@ from fsdp_scenarios import tables
 from pydantic import ValidationError
 
 from fsdpsim.hardware import DEFAULT_GPU, PRESETS, Hardware, preset_names, read_preset
-from fsdpsim.scenario import load
+from fsdpsim.scenario import ScenarioError, load
 from fsdpsim.simulate import simulate
 
 EXPECTED = {
@@ -186,3 +186,13 @@ def test_what_lies_outside_is_counted_alike_after_an_out_of_memory() -> None:
     assert result.memory.oom is not None
     capacity = result.memory.allocator.reserved.memory.capacity
     assert result.outside_allocator + capacity == result.costs.hardware.memory
+
+
+def test_no_calibration_makes_matrix_products_faster_than_the_peak() -> None:
+    assert Hardware(efficiency=1.282).efficiency == 1.282
+    with pytest.raises(ScenarioError) as caught:
+        load(tables("fsdp2", 2) | {"hardware": {"efficiency": 5}})
+    assert str(caught.value) == (
+        "scenario: hardware.efficiency: 5.0 is not allowed; it must be at most 1.282: "
+        "gemm_efficiency alone reaches 0.78 of the peak"
+    )

@@ -208,7 +208,9 @@ def test_infinity_without_tokens_is_refused(capsys: pytest.CaptureFixture[str]) 
 def test_sizes_of_other_views_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--nvme goes with --infinity" in refused(capsys, LINEAR, "--nvme", "1 TB")
     text = refused(capsys, LINEAR, "--infinity", "--cpu-memory", "1 TB/s")
-    assert "is in bytes/s, not bytes" in text
+    assert '--cpu-memory: "1 TB/s" is in bytes/s, not bytes' in text
+    text = refused(capsys, LINEAR, "--infinity", "--nvme", "-1")
+    assert "--nvme: '-1' is not allowed; it must be zero or more" in text
 
 
 def test_two_views_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,6 +80,13 @@ def test_what_is_no_scenario_file(tmp_path: Path, content: bytes, message: str) 
     assert str(caught.value).startswith(f"{path}: {message}")
 
 
+def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
+    path = tmp_path / "scenario.toml"
+    text = b'fsdp.runtime = "textbook"\nworkload = { units = 2, forward = "1 s" }\n'
+    path.write_bytes(b"\xef\xbb\xbf" + text)
+    assert load(path).fsdp.runtime == "textbook"
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError) as caught:
         load(tmp_path / "absent.toml")

@@ -397,7 +397,8 @@ def test_command(
 def test_command_names_a_place_that_cannot_be_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["snapshot", str(TEXTBOOK), "-o", str(tmp_path / "no" / "s.pickle")]) == 2
+    (tmp_path / "file").write_text("")
+    assert main(["snapshot", str(TEXTBOOK), "-o", str(tmp_path / "file" / "s.pickle")]) == 2
     message = capsys.readouterr().err
     assert "s.pickle: cannot be written" in message
     assert "Traceback" not in message

@@ -551,6 +551,34 @@ def test_a_scenario_without_a_sweep_says_how_to_write_one(
     assert "has no [sweep] table" in capsys.readouterr().err
 
 
+def test_a_constraint_alone_leaves_nothing_to_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``tune`` takes it: the table is no mistake as such."""
+    path = tmp_path / "plain.toml"
+    path.write_text(as_toml({**TABLES, "sweep": {"where": ["fsdp.sharding_factor > 1"]}}))
+    assert main(["sweep", str(path)]) == 2
+    assert f"{path}: sweep: varies nothing; write for example" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("factors", "words"),
+    [
+        ("[1]", "four units: 1 point; 1 ran"),
+        ("[3]", "four units: 1 point; nothing ran: 1 invalid"),
+        ("[3, 5]", "four units: 2 points; nothing ran: 2 invalid"),
+    ],
+)
+def test_the_headline_counts_what_ran(
+    factors: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plain.toml"
+    path.write_text(as_toml({name: table for name, table in TABLES.items() if name != "sweep"}))
+    arguments = ["--set", f'sweep={{"fsdp.sharding_factor" = {factors}}}']
+    assert main(["sweep", str(path), *arguments]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == words
+
+
 @pytest.mark.parametrize("key", ["fsdp.unshard_early", "fsdp.overrides"])
 @pytest.mark.parametrize("order", [1, -1])
 def test_units_that_a_point_names_must_exist_wherever_it_stands(key: str, order: int) -> None:

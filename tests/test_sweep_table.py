@@ -296,6 +296,8 @@ def test_strings_are_not_numbers() -> None:
         ({"fsdp.sharding_factor": {"first": 1, "last": 4, "factor": 1}}, "factor > 1"),
         ({"zip": [{"workload.units": [1, 2], "workload.parameters": [1]}]}, "differ in length"),
         ({"zip": [{}]}, "varies nothing"),
+        ({}, 'varies nothing; write for example "fsdp.sharding_factor" = [1, 2, 4]'),
+        ({"zip": [], "where": []}, "varies nothing"),
         ({"hardware.nodes": [1], "hardware": [{"nodes": 1}]}, "set twice"),
         ({"fsdp.unit": ["block"], "zip": [{"fsdp.unit": ["model"]}]}, "fsdp.unit is set twice"),
         ({"fsdp.unit": ["block"], "where": "fsdp.x > 1"}, "unknown key 'x'"),

@@ -576,7 +576,8 @@ def test_each_simulated_rank_has_a_file(tmp_path: Path) -> None:
 def test_command_names_a_place_that_cannot_be_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["trace", str(PREFETCH), "-o", str(tmp_path / "no" / "t.json")]) == 2
+    (tmp_path / "file").write_text("")
+    assert main(["trace", str(PREFETCH), "-o", str(tmp_path / "file" / "t.json")]) == 2
     message = capsys.readouterr().err
     assert "t.json: cannot be written" in message
     assert "Traceback" not in message

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -79,7 +84,7 @@ def test_files_of_a_validation(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_rows_of_a_user_refer_to_the_shipped_tables(tmp_path: Path) -> None:
     row = next(r for r in DATA.rows if is_clean(r) and not r["id"].startswith("tt"))
-    (tmp_path / "rows.json").write_text(json.dumps([row]))
+    (tmp_path / "rows.json").write_text(json.dumps([row]), encoding="utf-8-sig")
     assert read_measurements(tmp_path / "rows.json").models == DATA.models
 
 
@@ -136,3 +141,27 @@ def test_statistics() -> None:
 @given(st.floats(-5, 5), st.floats(-5, 5))
 def test_the_slope_of_a_line(a: float, b: float) -> None:
     assert slope([(x, a + b * x) for x in (1.0, 2.0, 5.0)]) == pytest.approx(b, abs=1e-9)
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process groups on this system")
+@pytest.mark.parametrize("command", [["validate"], ["validate", "--fit"]])
+@pytest.mark.parametrize("seconds", [0.6, 2])
+def test_ctrl_c_is_one_line_whatever_the_workers_do(command: list[str], seconds: float) -> None:
+    """They still import their modules after the shorter time."""
+    code = (
+        "import sys; from fsdpsim.cli import main; import fsdpsim.validate\n"
+        "if __name__ == '__main__': print(flush=True); sys.exit(main(sys.argv[1:]))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *command, "-j", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "\n"
+    time.sleep(seconds)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "fsdpsim: interrupted\n")

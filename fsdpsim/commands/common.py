@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
     from fsdpsim.scenario import Scenario
 
+#: Characters of a line, also where a terminal says less: text would fall to pieces.
+NARROWEST = 30
+
 
 def add_scenario(parser: argparse.ArgumentParser, *, many: bool = False) -> None:
     """Add the FILE argument (or FILE...) and ``--set``."""
@@ -61,6 +64,20 @@ def load_scenario(args: argparse.Namespace) -> Scenario:
     return load(args.file, args.overrides)
 
 
+def parse_size(text: str, option: str, *, zero: bool = False) -> int:
+    """Bytes that ``option`` says, none only with ``zero``. Raises :class:`UsageError`."""
+    from fsdpsim.units import parse
+
+    try:
+        nbytes = round(parse(text, "bytes"))
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
+    if nbytes < (0 if zero else 1):
+        least = "zero or more" if zero else "more than zero"
+        raise UsageError(f"{option}: {text!r} is not allowed; it must be {least}")
+    return nbytes
+
+
 class UsageError(Exception):
     """A mistake of the user's that no other error names; the message says what to do."""
 
@@ -74,11 +91,7 @@ def console() -> Console:
     """Where tables go: as wide as the terminal, 100 columns without one."""
     import shutil
 
-    from rich.console import Console
-
-    class Output(Console):
-        def on_broken_pipe(self) -> None:
-            raise  # rich would exit with 1; the command line knows better
+    from fsdpsim.commands.terminal import Terminal
 
     width = shutil.get_terminal_size((100, 24)).columns
-    return Output(width=max(width, 60), highlight=False)
+    return Terminal(width=max(width, NARROWEST), highlight=False)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsdpsim.commands import common
+from fsdpsim.commands.paths import files_of, spare_inputs
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -43,7 +44,10 @@ def run(args: argparse.Namespace) -> int:
 
     if args.output is not None:
         _check_ending(args.output)
-    results = [simulate(scenario) for scenario in _scenarios(args)]
+    scenarios = _scenarios(args)
+    if args.output is not None:
+        spare_inputs([args.output], files_of(scenarios))
+    results = [simulate(scenario) for scenario in scenarios]
     found = compare(*results)
     if args.output is not None:
         _draw(results, args.output)
@@ -92,7 +96,7 @@ def _draw(results: list[Result], path: Path) -> None:
 
 def _tables(found: Comparison) -> Iterator[RenderableType]:
     from fsdpsim.explain.tables import Section, plain
-    from fsdpsim.explain.text import as_value, describe_cause
+    from fsdpsim.explain.text import describe_cause
     from fsdpsim.units import show_seconds
 
     yield plain(f"A  {found.a}\nB  {found.b}", style="bold")
@@ -101,7 +105,7 @@ def _tables(found: Comparison) -> Iterator[RenderableType]:
     if settings:
         section = Section("Settings that differ", "key", "A", "B")
         for setting in settings:
-            section.row(setting.key, *(_shown(as_value, v) for v in (setting.a, setting.b)))
+            section.row(setting.key, *_values(setting))
         yield section
     yield _figures(found)
     if found.causes:
@@ -117,6 +121,27 @@ def _tables(found: Comparison) -> Iterator[RenderableType]:
                 style=None if cause.change else "dim",
             )
         yield section
+
+
+def _values(setting: Setting) -> tuple[str, str]:
+    """Both values: quantities with a unit, unless that makes them look alike."""
+    from fsdpsim.explain.text import as_value
+
+    shown = [_quantity(value, setting.dimension) for value in (setting.a, setting.b)]
+    if shown[0] == shown[1]:
+        shown = [_shown(as_value, value) for value in (setting.a, setting.b)]
+    return shown[0], shown[1]
+
+
+def _quantity(value: Any, dimension: str | None) -> str:
+    from fsdpsim.explain.text import as_value
+    from fsdpsim.units import show_quantity
+
+    if dimension is None or not isinstance(value, (int, float, list)):
+        return _shown(as_value, value)
+    if isinstance(value, list):
+        return ", ".join(_quantity(item, dimension) for item in value)
+    return show_quantity(value, dimension)
 
 
 def _matters(setting: Setting) -> bool:

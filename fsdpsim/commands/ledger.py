@@ -30,9 +30,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for name, text in VIEWS.items():
         views.add_argument(f"--{name}", action="store_const", dest="view", const=name, help=text)
     for name, what in SIZES.items():
-        flag = f"--{name.replace('_', '-')}"
         text = f"with --infinity: {what} of one node; default: a DGX-2's"
-        parser.add_argument(flag, dest=name, metavar="SIZE", help=text)
+        parser.add_argument(_flag(name), dest=name, metavar="SIZE", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,16 +52,15 @@ def run(args: argparse.Namespace) -> int:
 def _sizes(args: argparse.Namespace) -> dict[str, Any]:
     """Bytes of the node's memories for ``--infinity``; they mean nothing to the other views."""
     from fsdpsim.ledger.infinity import DGX2_CPU_MEMORY, DGX2_NVME
-    from fsdpsim.units import parse
 
     given = {name: getattr(args, name) for name in SIZES if getattr(args, name) is not None}
     if args.view != "infinity":
         if given:
-            flag = f"--{next(iter(given)).replace('_', '-')}"
-            raise common.UsageError(f"{flag} goes with --infinity")
+            raise common.UsageError(f"{_flag(next(iter(given)))} goes with --infinity")
         return {}
-    try:
-        sizes = {name: round(parse(text, "bytes")) for name, text in given.items()}
-    except ValueError as error:
-        raise common.UsageError(str(error)) from None
+    sizes = {name: common.parse_size(text, _flag(name), zero=True) for name, text in given.items()}
     return {"cpu_memory": DGX2_CPU_MEMORY, "nvme": DGX2_NVME} | sizes
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from fsdpsim.commands import common
+from fsdpsim.commands.paths import files_of, spare_inputs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,18 +70,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw each file's picture; bad options are found before anything is simulated."""
-    from fsdpsim.files import make_directory, write_with
+    from fsdpsim.files import write_with
     from fsdpsim.plots import write_figure
     from fsdpsim.simulate import simulate
 
     paths = output_paths(args.files, args.output)
     options = _options(args)
     scenarios = common.load_scenarios(args)
+    spare_inputs(paths, files_of(scenarios))
     for scenario, path in zip(scenarios, paths, strict=True):
         result = simulate(scenario)
         figure = _figure(result, args.chart, options)
-        if args.output is not None and path != args.output:
-            make_directory(args.output)
         write_with(path, partial(write_figure, figure))
         print(path)
     return 0

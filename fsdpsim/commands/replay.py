@@ -57,10 +57,12 @@ def run(args: argparse.Namespace) -> int:
     """Replay and print what happened, what the replay gives, and what other settings would."""
     from fsdpsim.replay import replay
 
+    settings = _settings(args.overrides)
+    _check_fraction(settings, args.total_memory)
     try:
         result = replay(
             args.snapshot,
-            _settings(args.overrides) or None,
+            settings or None,
             capacity=_size(args.capacity, "--capacity"),
             total_memory=_size(args.total_memory, "--total-memory"),
         )
@@ -93,15 +95,18 @@ def _settings(overrides: Sequence[str]) -> dict[str, Any]:
     return dict(tables.get("allocator", {}))
 
 
-def _size(text: str | None, option: str) -> int | None:
-    from fsdpsim.units import parse
+def _check_fraction(settings: dict[str, Any], total_memory: str | None) -> None:
+    """Of memory that is not known, a fraction would limit nothing."""
+    name = "per_process_memory_fraction"
+    if settings.get(name) not in (None, 1) and total_memory is None:
+        raise common.UsageError(
+            f"--set allocator.{name}={settings[name]}: it is a fraction of the whole device, whose "
+            "bytes are not in a snapshot; give --total-memory SIZE too"
+        )
 
-    if text is None:
-        return None
-    try:
-        return round(parse(text, "bytes"))
-    except ValueError as error:
-        raise common.UsageError(f"{option}: {error}") from None
+
+def _size(text: str | None, option: str) -> int | None:
+    return None if text is None else common.parse_size(text, option)
 
 
 def _table(rows: list[dict[str, Any]], name: str) -> Table:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from fsdpsim.commands import common
+from fsdpsim.commands.paths import files_of, output_file, spare_inputs
 
 HELP = "write one HTML page: summary, interactive timeline and memory, explanation"
 
@@ -38,21 +39,11 @@ def run(args: argparse.Namespace) -> int:
     from fsdpsim.simulate import simulate
     from fsdpsim.summary import summary
 
-    path = output_path(args.file, args.output)
-    result = simulate(common.load_scenario(args))
+    path = output_file(args.output, f"{args.file.stem}.html", ENDINGS, "a page")
+    scenario = common.load_scenario(args)
+    spare_inputs([path], files_of([scenario]))
+    result = simulate(scenario)
     trials = None if args.no_remedies else try_remedies(result)
     write_text(path, page(result, rows=rows(summary(result)), trials=trials))
     print(path)
     return 0
-
-
-def output_path(file: Path, output: Path | None) -> Path:
-    """Where the page goes. Raises :class:`UsageError` for an ending that is not a page's."""
-    name = f"{file.stem}.html"
-    if output is None:
-        return Path(name)
-    if output.is_dir():
-        return output / name
-    if output.suffix.lower() not in ENDINGS:
-        raise common.UsageError(f"-o {output}: a page ends in .html")
-    return output

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsdpsim.commands import common
+from fsdpsim.commands.paths import files_of, spare_inputs
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,7 +29,12 @@ def run(args: argparse.Namespace) -> int:
     from fsdpsim.simulate import simulate
     from fsdpsim.summary import summary
 
-    results = [simulate(scenario) for scenario in common.load_scenarios(args)]
+    scenarios = common.load_scenarios(args)
+    if args.output is not None:
+        from fsdpsim.outputs import written_paths
+
+        spare_inputs(written_paths(scenarios, args.output), files_of(scenarios))
+    results = [simulate(scenario) for scenario in scenarios]
     summaries = [summary(result) for result in results]
     if args.output is not None:
         from fsdpsim.outputs import write_all

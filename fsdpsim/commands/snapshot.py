@@ -6,8 +6,11 @@ import argparse
 from pathlib import Path
 
 from fsdpsim.commands import common
+from fsdpsim.commands.paths import files_of, output_file, spare_inputs
 
 HELP = "write a torch memory snapshot for pytorch.org/memory_viz"
+
+ENDINGS = (".pickle", ".pkl")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="PATH",
-        help="file to write; default: FILE's stem.pickle",
+        help="a .pickle file, or a directory; default: FILE's name with .pickle, here",
     )
 
 
@@ -26,8 +29,9 @@ def run(args: argparse.Namespace) -> int:
     """Simulate and write; after a predicted out-of-memory, the state that it left."""
     from fsdpsim.snapshot import write_snapshot
 
+    path = output_file(args.output, f"{args.file.stem}.pickle", ENDINGS, "a snapshot")
     scenario = common.load_scenario(args)
-    path = args.output or Path(f"{scenario.name}.pickle")
+    spare_inputs([path], files_of([scenario]))
     write_snapshot(scenario, path)
     print(path)
     return 0

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsdpsim.commands import common
+from fsdpsim.commands.paths import files_of, spare_inputs
 from fsdpsim.commands.points import settings_text, table
 from fsdpsim.commands.workers import add_workers, dask_executor, positive
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from fsdpsim.sweeps.store import Store
 
 HELP = "simulate every combination of the keys that [sweep] varies"
+
+#: What is written with ``-o``.
+FILES = ("sweep.json", "results.jsonl", "results.csv", "sweep.png", "pareto.png", ".lock")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +65,9 @@ def run(args: argparse.Namespace) -> int:
     if args.restart and args.output is None:
         raise common.UsageError("--restart discards what -o DIR holds; give the directory too")
     grid = Grid(common.load_scenario(args))
+    _check_axes(grid)
+    if args.output is not None:
+        spare_inputs((args.output / name for name in FILES), files_of([grid.scenario]))
     figure = objective(grid.scenario, grid.keys)
     kept: list[Row] = []
     leaders = Leaders(sort=args.sort or figure, top=args.top, front=ParetoFront(figure))
@@ -85,6 +92,15 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(grid, leaders, written)
     return 0
+
+
+def _check_axes(grid: Grid) -> None:
+    """A table with ``where`` alone is for ``tune``, which has axes of its own."""
+    from fsdpsim.scenario import Problem, ScenarioError
+    from fsdpsim.scenario.sweep_table import EXAMPLE
+
+    if not grid.axes:
+        raise ScenarioError(grid.scenario.source, [Problem("sweep", f"varies nothing; {EXAMPLE}")])
 
 
 def _write(grid: Grid, store: Store) -> list[Path]:
@@ -172,4 +188,6 @@ def _headline(grid: Grid, leaders: Leaders) -> str:
     shown = [f"{counts[status]} {word}" for status, word in words.items() if counts[status]]
     shown += [f"{left_out} left out by where"] if left_out else []
     name = grid.scenario.title or grid.scenario.name
-    return f"{name}: {len(grid)} points; {', '.join(shown)}"
+    points = f"{len(grid)} point{'' if len(grid) == 1 else 's'}"
+    nothing = "" if counts["ok"] or counts["oom"] else "nothing ran: "
+    return f"{name}: {points}; {nothing}{', '.join(shown)}"

@@ -6,8 +6,11 @@ import argparse
 from pathlib import Path
 
 from fsdpsim.commands import common
+from fsdpsim.commands.paths import files_of, output_file, spare_inputs
 
 HELP = "write a Kineto trace for Perfetto and HolisticTraceAnalysis"
+
+ENDINGS = (".json", ".json.gz")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -18,17 +21,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="PATH",
-        help="file to write, compressed if it ends in .gz; default: FILE's stem.pt.trace.json.gz",
+        help="a .json or .json.gz file, or a directory; "
+        "default: FILE's name with .pt.trace.json.gz, here",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Simulate and write a file per simulated rank; an out-of-memory is traced up to there."""
     from fsdpsim.simulate import simulate
-    from fsdpsim.trace import write_traces
+    from fsdpsim.trace import rank_paths, write_traces
 
+    path = output_file(args.output, f"{args.file.stem}.pt.trace.json.gz", ENDINGS, "a trace")
     scenario = common.load_scenario(args)
-    path = args.output or Path(f"{scenario.name}.pt.trace.json.gz")
+    ranks = scenario.world_size if scenario.noise is not None else 1
+    spare_inputs(rank_paths(path, ranks), files_of([scenario]))
     for written in write_traces(simulate(scenario), path):
         print(written)
     return 0

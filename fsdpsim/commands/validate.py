@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsdpsim.commands import common
+from fsdpsim.commands.paths import spare_inputs
 from fsdpsim.commands.workers import positive
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from fsdpsim.validate import Measurements, Outcome
 
 HELP = "compare predictions with published training runs"
+
+#: What is written with ``-o``.
+FILES = ("validate.json", "validate.csv", "validate.png")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="DIR",
-        help="write validate.json, validate.csv and validate.png here",
+        help=f"write {', '.join(FILES)} here",
     )
     parser.add_argument(
         "--only", metavar="TEXT", help="only rows whose id contains TEXT, e.g. --only tt-log"
@@ -65,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
         raise common.UsageError(str(error)) from None
     if args.fit:
         return _fit(data, args)
+    if args.rows is not None and args.output is not None:
+        spare_inputs((args.output / name for name in FILES), [args.rows])
     outcomes = _outcomes(data, args)
     found = report(outcomes, data)
     if args.rows is None and not args.only:

@@ -51,7 +51,8 @@ class Limits:
     total_memory: int | None = None
     """The whole device."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raise ``ValueError`` for a limit that nobody means."""
         for name in ("capacity", "total_memory"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -72,7 +73,8 @@ class DeviceReplay:
     final_blocks_equal: bool
     """Whether the replay ends with exactly the segments and blocks of the snapshot."""
     fresh: Outcome | None
-    """With the recorded settings, but nothing cached at the start; None without overrides."""
+    """With the recorded settings, but nothing cached at the start; None if nothing is given that
+    it would show."""
     what_if: Outcome | None
     """With the overrides, nothing cached at the start; None without overrides."""
     capacity: int | None
@@ -144,7 +146,7 @@ def replay(
     capacity: int | None = None,
     total_memory: int | None = None,
 ) -> ReplayResult:
-    """Replay a snapshot, and again with other settings.
+    """Replay a snapshot, and again with other settings or on a device of another capacity.
 
     ``snapshot`` is a file (``.pickle``, gzipped or not) or its content. ``settings`` are options
     of the allocator that replace recorded ones (a table), or all of them (``AllocatorSettings``).
@@ -153,6 +155,7 @@ def replay(
     ``ValueError`` with one line for a bad file or setting.
     """
     limits = Limits(capacity=capacity, total_memory=total_memory)
+    limits.check()
     try:
         content = snapshot if isinstance(snapshot, Mapping) else read_pickle(snapshot)
         recordings = parse_snapshot(content)
@@ -196,10 +199,10 @@ def _replay_device(
         replayed=follower.replay.outcome(),
         mismatches=tuple(follower.mismatches),
         final_blocks_equal=_same_blocks(recording, follower),
-        fresh=None if chosen is None else fresh(recording.settings),
+        fresh=None if chosen is None and given.capacity is None else fresh(recording.settings),
         what_if=None if chosen is None else fresh(chosen),
         capacity=known.capacity,
-        notes=tuple(_notes(recording, initial, follower, known, given)),
+        notes=tuple(_notes(recording, initial, follower, known, given, chosen)),
     )
 
 
@@ -282,7 +285,12 @@ def _outcome_dict(run: Outcome) -> dict[str, Any]:
 
 
 def _notes(
-    recording: Recording, initial: InitialState, follower: Follower, known: Limits, given: Limits
+    recording: Recording,
+    initial: InitialState,
+    follower: Follower,
+    known: Limits,
+    given: Limits,
+    chosen: AllocatorSettings | None,
 ) -> Iterator[str]:
     yield from recording.notes
     if initial.extents:
@@ -296,18 +304,28 @@ def _notes(
             f"{len(initial.guessed)} blocks were older than the trace and freed in it, and nothing"
             " decides their exact size: the smallest possible one is taken"
         )
-    if known.capacity is None:
-        yield "the capacity of the device is not in a snapshot: memory never runs out unless given"
-    elif given.capacity is None:
-        yield (
-            f"capacity of {known.capacity} bytes taken from the last OOM of the trace (reserved"
-            " plus free)"
-        )
+    yield _capacity_note(known, given, chosen or recording.settings)
     if given.total_memory is None and recording.settings.per_process_memory_fraction is not None:
         yield "the memory fraction needs the total memory of the device, which was not given"
     if recording.settings.garbage_collection_threshold and follower.mismatches:
         yield "garbage collection depends on the total memory and the fraction of it in force"
     yield from _flush_notes(follower, known)
+
+
+def _capacity_note(known: Limits, given: Limits, settings: AllocatorSettings) -> str:
+    if given.capacity is not None:
+        return f"{given.capacity} bytes can be allocated in runs with nothing cached at the start"
+    if known.capacity is not None:
+        return (
+            f"capacity of {known.capacity} bytes taken from the last OOM of the trace (reserved"
+            " plus free)"
+        )
+    unknown = "the capacity of the device is not in a snapshot"
+    total = given.total_memory
+    limit = None if total is None else settings.memory_limit(total)
+    if limit is not None:
+        return f"{unknown}: the memory fraction is the only limit, {limit} bytes"
+    return f"{unknown}: memory never runs out unless given"
 
 
 def _flush_notes(follower: Follower, known: Limits) -> Iterator[str]:

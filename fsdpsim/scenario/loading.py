@@ -77,7 +77,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     if not data.strip():
         raise fail("is empty; a scenario needs [fsdp] and either [workload] or [model]")
     try:
-        return tomllib.loads(data.decode("utf-8"))
+        return tomllib.loads(data.decode("utf-8-sig"))  # Windows editors write a BOM
     except UnicodeDecodeError:
         raise fail("is not text in UTF-8, so not TOML") from None
     except ValueError as error:  # TOMLDecodeError, or an integer of thousands of digits

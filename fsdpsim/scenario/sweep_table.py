@@ -24,6 +24,9 @@ MAX_POINTS = 10_000_000
 #: The same for the values of one range.
 MAX_RANGE = 100_000
 
+#: What a table that varies nothing lacks.
+EXAMPLE = 'write for example "fsdp.sharding_factor" = [1, 2, 4]'
+
 #: Keys of the whole scenario that ``where`` may read beside those of the file.
 DERIVED = ("world_size", "replicas")
 
@@ -126,6 +129,8 @@ class SweepTable(BaseModel):
     @model_validator(mode="after")
     def _fits_together(self) -> SweepTable:
         keys = [key for axis in self.axes() for key in axis.keys]
+        if not keys and not self.where:
+            raise ValueError(f"varies nothing; {EXAMPLE}")
         for key in keys:
             inside = [
                 k

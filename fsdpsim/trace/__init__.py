@@ -80,17 +80,24 @@ def encode(data: dict[str, Any]) -> bytes:
 def write_traces(result: Result, path: Path) -> list[Path]:
     """Write one file per simulated rank; returns their paths.
 
-    One rank goes to ``path``; of several, rank 3 goes to ``trace.rank3.json.gz`` beside
-    ``trace.json.gz``. Raises :class:`fsdpsim.files.OutputError`.
+    Raises :class:`fsdpsim.files.OutputError`.
     """
-    if len(result.ranks) <= 1:
-        write_trace(result, path)
-        return [path]
-    stem, dot, endings = path.name.partition(".")
-    paths = [path.with_name(f"{stem}.rank{n}{dot}{endings}") for n in range(len(result.ranks))]
+    paths = rank_paths(path, len(result.ranks))
     for rank, own in enumerate(paths):
         write_trace(result, own, rank)
     return paths
+
+
+def rank_paths(path: Path, ranks: int) -> list[Path]:
+    """Where the traces of ``ranks`` simulated ranks go.
+
+    One goes to ``path``; of several, rank 3 goes to ``trace.rank3.json.gz`` beside
+    ``trace.json.gz``.
+    """
+    if ranks <= 1:
+        return [path]
+    stem, dot, endings = path.name.partition(".")
+    return [path.with_name(f"{stem}.rank{n}{dot}{endings}") for n in range(ranks)]
 
 
 def write_trace(result: Result, path: Path, rank: int = 0) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
+from itertools import chain, repeat
 from typing import Any
 
 from fsdpsim.result import Result
 from fsdpsim.scenario import Scenario
 from fsdpsim.simulate import simulate
 from fsdpsim.validate.predict import Prediction, predict
+from fsdpsim.validate.processes import map_in_processes
 from fsdpsim.validate.rows import GIB, Measurements, Row
 from fsdpsim.validate.scenarios import scenario_of
 
@@ -50,11 +50,7 @@ def _within(name: str, published: float, predicted: float, tolerance: float) -> 
 
 def run_checks(data: Measurements, *, jobs: int = 1) -> list[Check]:
     """Simulate what the checks need, in ``jobs`` processes."""
-    if jobs == 1:
-        return [check for group in GROUPS for check in _checks(group, data)]
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(_checks, group, data) for group in GROUPS]
-        return [check for future in futures for check in future.result()]
+    return list(chain.from_iterable(map_in_processes(jobs, _checks, GROUPS, repeat(data))))
 
 
 def _checks(group: Callable[[Measurements], Iterator[Check]], data: Measurements) -> list[Check]:

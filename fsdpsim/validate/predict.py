@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from multiprocessing import get_context
 
 from fsdpsim.result import Result
 from fsdpsim.scenario import Scenario
 from fsdpsim.simulate import simulate
+from fsdpsim.validate.processes import map_in_processes
 from fsdpsim.validate.rows import Measurements, Row
 from fsdpsim.validate.scenarios import SkipRow, scenario_of
 
@@ -89,9 +88,4 @@ def predict_rows(
     efficiency: float | None = None,
 ) -> Iterator[Outcome]:
     """The outcomes of ``rows`` in their order, worked out in ``jobs`` processes."""
-    work = partial(predict_row, data)
-    if jobs == 1:
-        yield from map(work, rows, repeat(efficiency))
-        return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(work, rows, repeat(efficiency))
+    return map_in_processes(jobs, partial(predict_row, data), rows, repeat(efficiency))

@@ -110,7 +110,7 @@ def _check_fields(path: Path, where: str, row: Row) -> None:
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise RowsError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
