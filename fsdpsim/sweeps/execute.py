@@ -6,17 +6,14 @@ loses nothing: its points are run again, each in a process of its own.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import pickle
-import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from itertools import islice
 from typing import Any, Protocol, Self
 
+from fsdpsim.processes import begin_worker
 from fsdpsim.scenario import Scenario
 from fsdpsim.sweeps.grid import Point
 from fsdpsim.sweeps.point import Simulator, empty_row, run_chunk
@@ -161,20 +158,7 @@ class _Processes(_Elsewhere):
 
 
 def _pool(jobs: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(jobs, initializer=_begin_worker)
-
-
-def _begin_worker() -> None:
-    """Leave Ctrl-C to the parent, and do not outlive a parent that was killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    return ProcessPoolExecutor(jobs, initializer=begin_worker)
 
 
 def _chunks(points: Iterable[Point]) -> Iterator[list[Point]]:

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from itertools import chain, repeat
 from typing import Any
 
+from fsdpsim.processes import map_in_processes
 from fsdpsim.result import Result
 from fsdpsim.scenario import Scenario
 from fsdpsim.simulate import simulate
 from fsdpsim.validate.predict import Prediction, predict
-from fsdpsim.validate.processes import map_in_processes
 from fsdpsim.validate.rows import GIB, Measurements, Row
 from fsdpsim.validate.scenarios import scenario_of
 

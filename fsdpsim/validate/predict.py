@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 
+from fsdpsim.processes import map_in_processes
 from fsdpsim.result import Result
 from fsdpsim.scenario import Scenario
 from fsdpsim.simulate import simulate
-from fsdpsim.validate.processes import map_in_processes
 from fsdpsim.validate.rows import Measurements, Row
 from fsdpsim.validate.scenarios import SkipRow, scenario_of
 

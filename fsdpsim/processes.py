@@ -20,7 +20,7 @@ def map_in_processes(jobs: int, work: Callable[..., T], *inputs: Iterable[Any]) 
         yield from map(work, *inputs)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin_worker) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=begin_worker) as pool:
         with _interrupts_held():
             results = pool.map(work, *inputs)  # starts the processes
         yield from results
@@ -42,8 +42,8 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _begin_worker() -> None:
-    """Leave Ctrl-C to the parent, and do not outlive a parent that was killed."""
+def begin_worker() -> None:
+    """In a new process: leave Ctrl-C to the parent, and do not outlive one that was killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
