@@ -305,6 +305,38 @@ def test_out_of_memory_before_anything_ran_is_a_picture_too() -> None:
     assert "out of memory" in timeline(result).texts[0].get_text()
 
 
+def test_without_even_one_allocation_there_is_a_message_and_no_picture(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is an answer: exit status 0, and the other files are drawn."""
+    oom, fits = path_of("llama3_8b_8xh100"), path_of("textbook_overlap")
+    tiny = ["--set", 'hardware.memory="1 GiB"']
+    assert main(["plot", oom, *tiny]) == 0
+    assert main(["plot", oom, *tiny, "--chart", "exposed"]) == 0
+    said = capsys.readouterr()
+    assert not said.out and "Traceback" not in said.err
+    first, second = said.err.splitlines()
+    assert first.startswith(f"fsdpsim: {oom}: out of memory at") and "before anything ran" in first
+    assert "before any communication" in second
+    assert main(["compare", oom, *tiny, "-o", "both.png"]) == 0
+    assert not any(here.iterdir())
+    (here / "tiny.toml").write_text(
+        '[workload]\nunits = 4\nparameters = 1_000_000_000\nforward = "1 ms"\nbackward = "1 ms"\n'
+        '[hardware]\ngpus_per_node = 8\nmemory = "0.1 GiB"\n[fsdp]\nruntime = "fsdp2"\n'
+    )
+    assert main(["plot", "tiny.toml", fits, "-o", "charts"]) == 0
+    assert [path.name for path in (here / "charts").iterdir()] == ["textbook_overlap.png"]
+
+
+def test_run_leaves_no_chart_of_what_never_ran(here: Path) -> None:
+    oom = path_of("llama3_8b_8xh100")
+    (here / "out").mkdir()
+    (here / "out" / "gantt.png").write_text("of an earlier run")
+    assert main(["run", oom, "--set", 'hardware.memory="1 GiB"', "-o", "out"]) == 0
+    assert {"summary.json", "ops.csv"} <= {path.name for path in (here / "out").iterdir()}
+    assert not (here / "out" / "gantt.png").exists()
+
+
 # ---- exposed communication
 
 
@@ -318,6 +350,19 @@ def test_exposed_seconds_are_those_of_the_summary(case: str) -> None:
         bars = [p for c in figure.axes[0].containers for p in c if p.get_gid() == kind]
         assert len(bars) == len({unit for units in found.values() for unit in units})
         assert {to_hex(bar.get_facecolor()) for bar in bars} == {style.KINDS[kind].colour}
+
+
+def test_exposed_until_memory_ran_out() -> None:
+    """The step that is interrupted counts from its start to the last allocation."""
+    result = result_of("oom")
+    assert result.memory.oom is not None and not result.step_time
+    figure = exposed(result)
+    title = figure.texts[0].get_text()
+    assert "out of memory at" in title and "until then" in title and "0 s of" not in title
+    ran = {op.unit for op in result.ops if op.collective is not None}
+    assert {unit for units in exposed_by_unit(result).values() for unit in units} == ran
+    assert sum(exposed_by_unit(result)["all_gather"].values()) > 0
+    assert figure.axes[0].get_ylim()[0] == 0
 
 
 def test_comparison_puts_results_on_one_axis() -> None:

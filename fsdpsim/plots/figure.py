@@ -14,7 +14,7 @@ from fsdpsim.plots.curve import Clock, Curve, memory_curve
 from fsdpsim.plots.legend import Key, key_of
 from fsdpsim.plots.sheet import Panel, Sheet, legend_room, place_legend
 from fsdpsim.plots.style import SMALL_SIZE, house_style
-from fsdpsim.plots.view import View, make_view
+from fsdpsim.plots.view import View, check_ran, make_view
 from fsdpsim.result import Result
 from fsdpsim.scenario.runtimes import FsdpTable
 from fsdpsim.units import show_seconds
@@ -37,11 +37,17 @@ def timeline(
 
     ``iteration`` counts from 1 (``all``; default: the last); ``time``: (start, end) seconds on the
     picture's axis; ``units``: ``A:B`` or names; ``arrows``: the waits that bind; ``clock``: see
-    :func:`fsdpsim.plots.curve.memory_curve`. Raises ``ValueError`` for what the result has not.
+    :func:`fsdpsim.plots.curve.memory_curve`. Raises ``ValueError`` for what the result has not,
+    and its kind ``NothingRanError`` where memory ran out at the very first allocation.
     """
+    _check_ran(result)
     view = make_view(result, iteration=iteration, time=time, units=units)
     with house_style():
         return _timeline(view, memory_curve(view, clock), arrows=arrows)
+
+
+def _check_ran(result: Result) -> None:
+    check_ran(result, bool(result.ops or result.memory.samples), "anything ran")
 
 
 def _timeline(view: View, curve: Curve, *, arrows: bool) -> Figure:
@@ -155,8 +161,10 @@ def caption(curve: Curve) -> str:
 def comparison(results: Sequence[Result], *, host: bool = False) -> Figure:
     """Gantt charts of the last steps of ``results`` under each other on one time axis, each from 0.
 
-    ``host``: with a row for the CPU thread.
+    ``host``: with a row for the CPU thread. Raises ``NothingRanError`` as :func:`timeline`.
     """
+    for result in results:
+        _check_ran(result)
     views = [make_view(result) for result in results]
     longest = max(view.end - view.origin for view in views)
     lead = max(view.origin - view.start for view in views) if host else 0.0
