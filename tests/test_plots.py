@@ -26,6 +26,7 @@ from fsdpsim.plots.bars import HOST_ROW, bindings, host_row
 from fsdpsim.plots.columns import FAINTEST, Spans, columns
 from fsdpsim.plots.curve import LEVELS, PENDING, memory_curve, settled, thinned
 from fsdpsim.plots.exposed import exposed_by_unit
+from fsdpsim.plots.memory import running
 from fsdpsim.plots.text import rows_of, shortened, text_width, wrapped
 from fsdpsim.plots.view import make_view, short_names
 from fsdpsim.result import Result
@@ -312,6 +313,30 @@ def test_a_cpu_far_ahead_leaves_a_readable_curve() -> None:
     assert "GPU time" in " ".join(text.get_text() for text in figure.texts)
     host = memory_curve(make_view(result_of("fsdp1__equal4__full_bwdpre__ws2")))
     assert host.clock == "host"
+
+
+@pytest.mark.parametrize("iteration", [None, "all"])
+def test_a_cpu_that_issues_all_and_then_waits_is_far_ahead_too(iteration: str | None) -> None:
+    """Offloading: nearly all changes are in the first moments of a step that the CPU waits out."""
+    override = 'fsdp.offload_policy="cpu"'
+    result = simulate(load(SCENARIOS / "llama3_8b_8xh100.toml", [override]))
+    view = make_view(result, iteration=iteration)
+    curve = memory_curve(view)
+    assert curve.clock == "gpu"
+    peak = curve.time[curve.levels["allocated"].argmax()]
+    assert running(view, float(peak)).unit == "loss"
+    # The GPU has nothing left when the wait for gradients ends: what is freed then, is freed then.
+    wait = [stall for stall in result.stalls() if stall.cause == "offload"][-1]
+    high = curve.time[curve.levels["allocated"] > 2**30]
+    assert high[-1] <= wait.end < view.end - 1
+
+
+def test_gpu_time_is_host_time_where_the_gpu_waits_for_the_cpu() -> None:
+    curve = memory_curve(make_view(result_of("oom"), iteration="all"), "gpu")
+    assert (np.diff(curve.time) >= 0).all()
+    result = result_of("126 units")
+    first = memory_curve(make_view(result, iteration="all"), "gpu").time[0]
+    assert first == result.memory.samples[0].time < result.ops[0].start
 
 
 def test_thinning_keeps_every_peak_and_the_last_level() -> None:

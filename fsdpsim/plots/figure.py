@@ -147,8 +147,8 @@ def caption(curve: Curve) -> str:
     if curve.clock == "gpu":
         what = "Memory" if curve.has_bytes else "Units"
         return (
-            f"{what} in GPU time: each allocation and free is drawn where the GPU runs the kernel "
-            "that the CPU thread issued next. The order is the allocator's."
+            f"{what} in GPU time: an allocation or free is drawn where the GPU runs the kernel "
+            "that the CPU issued next, unless it waits for the CPU. The order is the allocator's."
         )
     if not curve.has_bytes:
         return "A unit counts from when the CPU thread allocates it until the GPU has used it."
