@@ -446,6 +446,25 @@ def test_comparison_puts_results_on_one_axis() -> None:
     assert [max(bar.x1 for bar in row) for row in bars] == [40.5, 36.0, 27.0]
 
 
+def test_unit_numbers_above_the_first_row_are_not_cut() -> None:
+    figure = comparison([result_of("126 units"), result_of("oom")])
+    figure.canvas.draw()
+    axes = figure.axes[0]
+    assert len(axes.texts) > 5
+    assert all(text.get_window_extent().y1 <= axes.bbox.y1 for text in axes.texts)
+
+
+def test_the_line_at_the_end_of_an_iteration_is_in_the_legend() -> None:
+    def said(figure: Figure) -> bool:
+        return "end of an iteration" in [text.get_text() for text in figure.texts]
+
+    assert said(comparison([result_of(case) for case in TEXTBOOK]))  # the shorter ones end inside
+    assert said(figure_of("126 units", "all"))
+    assert not said(figure_of("textbook_overlap"))
+    interrupted = result_of("oom")  # within its first iteration: there is no end
+    assert not said(timeline(interrupted, iteration="all"))
+
+
 # ---- what the user asks to see
 
 

@@ -171,8 +171,10 @@ def test_a_name_without_room_is_left_out(grid: Grid, rows: list[Row]) -> None:
     far = replace(placed[0], point=9, figures={**base.figures, "step_time_s": 2.0})
     figure = pareto_figure(grid, [*placed, far])
     assert figure is not None
-    boxes = [name.get_window_extent() for name in figure.axes[0].texts]
+    axes = figure.axes[0]
+    boxes = [name.get_window_extent() for name in axes.texts]
     assert 3 <= len(boxes) < 10
+    assert all(axes.bbox.y0 < box.y0 and box.y1 < axes.bbox.y1 for box in boxes)
     assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
 
 

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fsdpsim.plots import bars, gantt, memory
 from fsdpsim.plots.curve import Clock, Curve, memory_curve
-from fsdpsim.plots.legend import Key, key_of
+from fsdpsim.plots.legend import Key
 from fsdpsim.plots.sheet import Panel, Sheet, legend_room, place_legend
 from fsdpsim.plots.style import SMALL_SIZE, house_style
 from fsdpsim.plots.view import View, check_ran, make_view
@@ -19,7 +19,6 @@ from fsdpsim.result import Result
 from fsdpsim.scenario.runtimes import FsdpTable
 from fsdpsim.units import show_seconds
 
-ROW_INCHES = 0.38
 MEMORY_INCHES = 2.1
 UNSHARDED_INCHES = 1.1
 
@@ -52,14 +51,14 @@ def _check_ran(result: Result) -> None:
 
 def _timeline(view: View, curve: Curve, *, arrows: bool) -> Figure:
     rows = bars.rows(view)
-    kinds = [key_of(look) for look in gantt.looks(rows)]
+    kinds = gantt.keys([view], [rows])
     sheet = Sheet()
     sheet.title(title(view))
     for line in subtitles(view):
         sheet.note(line)
     kinds_at = sheet.skip(legend_room(kinds))
     sheet.skip(0.06)
-    upper = sheet.panel(ROW_INCHES * len(rows))
+    upper = sheet.panel(gantt.inches(rows))
     sheet.skip(0.12)
     lower = sheet.panel(MEMORY_INCHES if curve.has_bytes else UNSHARDED_INCHES, share=upper)
     sheet.skip(0.42)
@@ -175,7 +174,7 @@ def comparison(results: Sequence[Result], *, host: bool = False) -> Figure:
 
 def _comparison(views: Sequence[View], *, host: bool) -> Figure:
     charts = [bars.rows(view)[0 if host else 1 :] for view in views]
-    kinds = [key_of(look) for look in gantt.looks([row for rows in charts for row in rows])]
+    kinds = gantt.keys(views, charts)
     sheet = Sheet()
     kinds_at = sheet.skip(legend_room(kinds))
     panels: list[Panel] = []
@@ -183,7 +182,7 @@ def _comparison(views: Sequence[View], *, host: bool) -> Figure:
         sheet.skip(0.08)
         sheet.title(title(view))
         share = panels[0] if panels else None
-        panels.append(sheet.panel(ROW_INCHES * len(rows), share=share))
+        panels.append(sheet.panel(gantt.inches(rows), share=share))
     sheet.skip(0.42)
     figure = sheet.figure()
     for view, rows, panel in zip(views, charts, panels, strict=True):

@@ -14,14 +14,19 @@ from numpy.typing import NDArray
 
 from fsdpsim.plots.bars import HOST_ROW, Bar, Binding, Row
 from fsdpsim.plots.columns import WIDTH, Floats, Spans, columns
-from fsdpsim.plots.style import HOST, INK, KINDS, QUIET, SMALL_SIZE, Look, ink_on
+from fsdpsim.plots.legend import Key, key_of
+from fsdpsim.plots.style import HOST, INK, KINDS, QUIET, SMALL_SIZE, ink_on
 from fsdpsim.plots.text import text_width
-from fsdpsim.plots.view import View
+from fsdpsim.plots.view import View, last_begun
 from fsdpsim.program import COMPUTE
 from fsdpsim.units import show_seconds
 
 BAR_HEIGHT = 0.62
 """Of the distance between rows."""
+
+ROW_INCHES = 0.38
+HEADROOM = 0.16
+"""Share of a row above the first one, for the numbers of units."""
 
 EDGE = 3.0
 """Points (4 px at 96 per inch) from which a bar is set apart from the one before it."""
@@ -35,6 +40,8 @@ PADDING = 1.5
 NUMBERS_APART = 26.0
 """Points between unit numbers above bars that are too narrow for text."""
 
+
+ITERATION_END = Key("end of an iteration", QUIET, line=(0, (2, 2)), width=0.7)
 
 NUMBERED = (KINDS["forward"], KINDS["backward"])
 GROUPED = (*NUMBERED, KINDS["recompute"], KINDS["optimizer"])
@@ -54,7 +61,7 @@ def draw(axes: Axes, view: View, rows: Sequence[Row], points: float) -> None:
     """Draw ``rows`` top to bottom on ``axes``, which are ``points`` wide on paper."""
     low, high = view.limits
     axes.set_xlim(low, high)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_ylim(len(rows) - 0.5, -0.5 - HEADROOM)
     axes.set_yticks(range(len(rows)), [_row_label(row.name) for row in rows])
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
@@ -63,11 +70,18 @@ def draw(axes: Axes, view: View, rows: Sequence[Row], points: float) -> None:
     _draw_iterations(axes, view)
 
 
-def looks(rows: Sequence[Row]) -> list[Look]:
+def inches(rows: Sequence[Row]) -> float:
+    """Height of the axes of ``rows``."""
+    return ROW_INCHES * (len(rows) + HEADROOM)
+
+
+def keys(views: Sequence[View], charts: Sequence[Sequence[Row]]) -> list[Key]:
     """What the legend must explain, in the palette's order: the GPU's work, then the CPU's."""
-    used = dict.fromkeys(bar.look for row in rows for bar in row.bars)
+    used = dict.fromkeys(bar.look for rows in charts for row in rows for bar in row.bars)
     known = [*KINDS.values(), *HOST.values()]
-    return [look for look in known if look in used] + [look for look in used if look not in known]
+    found = [look for look in known if look in used] + [look for look in used if look not in known]
+    ends = [ITERATION_END] if any(_ends(view) for view in views) else []
+    return [*map(key_of, found), *ends]
 
 
 def _row_label(name: str) -> str:
@@ -180,10 +194,16 @@ def _draw_ticks(axes: Axes, view: View, row: Row, y: int) -> None:
 
 
 def _draw_iterations(axes: Axes, view: View) -> None:
-    """A line at the end of each iteration that is not the end of the picture."""
-    for end in view.result.iteration_ends:
-        if view.start < end < view.end:
-            axes.axvline(view.x(end), color=QUIET, linewidth=0.7, linestyle=(0, (2, 2)), zorder=1)
+    for end in _ends(view):
+        key = ITERATION_END
+        axes.axvline(view.x(end), color=key.colour, lw=key.width, ls=key.line, zorder=1)
+
+
+def _ends(view: View) -> list[float]:
+    """The end of each iteration that is not the end of the picture; none where memory ran out."""
+    ends, last = view.result.iteration_ends, last_begun(view.result)
+    whole = ends if view.result.memory.oom is None else ends[: last or 0]
+    return [end for end in whole if view.start < end < view.end]
 
 
 def draw_bindings(axes: Axes, view: View, rows: Sequence[Row], found: Sequence[Binding]) -> None:
