@@ -14,7 +14,7 @@ import matplotlib
 import numpy as np
 import pytest
 import recordings
-from matplotlib.collections import PolyCollection
+from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -84,6 +84,8 @@ def result_of(case: str) -> Result:
     if case == "oom":
         hardware = {"gpus_per_node": 8, "memory": "3 GiB"}
         return simulate(load(units_scenario(40, hardware=hardware)))
+    if case == "oom of llama":
+        return simulate(load(SCENARIOS / "llama3_8b_8xh100.toml", ["hardware.memory='40 GiB'"]))
     if case == "13b no limit":
         path = SCENARIOS / "textbook_13b_64gpu.toml"
         return simulate(load(path, ["fsdp.limit_all_gathers=false"]))
@@ -665,6 +667,51 @@ def test_a_text_on_a_bar_fits_it(case: str) -> None:
         checked += len(own)
         assert all(bar.x0 < box.x0 and box.x1 < bar.x1 for bar in own), text
     assert checked > 5
+
+
+def zoomed_llama() -> Figure:
+    """Kernels of a few units, whose names lie across several of them."""
+    result = simulate(load(SCENARIOS / "llama3_8b_8xh100.toml"))
+    return timeline(result, time=(0.3, 0.4), arrows=True)
+
+
+def test_lines_between_kernels_leave_texts_free() -> None:
+    figure = zoomed_llama()
+    figure.canvas.draw()
+    axes = figure.axes[0]
+    boxes = [text.get_window_extent() for text in axes.texts]
+    ends = [
+        axes.transData.transform(segment)
+        for lines in axes.collections
+        if isinstance(lines, LineCollection) and lines.get_gid() is None
+        for segment in lines.get_segments()
+    ]
+    assert len(boxes) > 8 and len(ends) > 20
+    for (x, low), (_, high) in ends:
+        low, high = sorted((low, high))
+        assert not any(b.x0 < x < b.x1 and b.y0 + 1 < high and low < b.y1 - 1 for b in boxes)
+
+
+def test_a_text_is_where_its_unit_is_not_in_a_gap_of_it() -> None:
+    """After a retry of the allocator the unit's kernels go on, tens of milliseconds later."""
+    result = result_of("oom of llama")
+    assert result.memory.oom is not None
+    figure, view = timeline(result), make_view(result)
+    ops = [op for op in result.ops if op.stream == "compute" and op.unit == "root"]
+    (text,) = [t for t in figure.axes[0].texts if t.get_text() == "F root"]
+    box = text.get_window_extent().transformed(figure.axes[0].transData.inverted())
+    own = [(view.x(op.start), view.x(op.end)) for op in ops]
+    assert any(a <= box.x0 and box.x1 <= b for a, b in own)
+
+
+def test_the_peaks_text_keeps_clear_of_the_line_out_of_memory() -> None:
+    figure = timeline(result_of("oom of llama"))
+    figure.canvas.draw()
+    axes = figure.axes[1]
+    (line,) = [found for found in axes.lines if found.get_gid() == "oom"]
+    (text,) = [text for text in axes.texts if text.get_text().startswith("peak")]
+    edge = axes.transData.transform((line.get_xdata()[0], 0))[0]
+    assert text.get_bbox_patch().get_window_extent().x1 < edge
 
 
 def test_text_helpers() -> None:

@@ -12,6 +12,7 @@ from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.colors import to_rgba
 from numpy.typing import NDArray
 
+from fsdpsim.intervals import Interval, clip, union
 from fsdpsim.plots.bars import HOST_ROW, Bar, Binding, Row
 from fsdpsim.plots.columns import WIDTH, Floats, Spans, columns
 from fsdpsim.plots.legend import Key, key_of
@@ -27,6 +28,9 @@ BAR_HEIGHT = 0.62
 ROW_INCHES = 0.38
 HEADROOM = 0.16
 """Share of a row above the first one, for the numbers of units."""
+
+TEXT_HALF = 0.17
+"""Of the distance between rows: from the middle of a bar to the end of its text."""
 
 EDGE = 3.0
 """Points (4 px at 96 per inch) from which a bar is set apart from the one before it."""
@@ -93,11 +97,12 @@ def _draw_row(axes: Axes, view: View, row: Row, y: int, per_unit: float) -> None
     if row.bars:
         for collection in collections(view, row, y, per_unit):
             axes.add_collection(collection, autolim=False)
-        axes.add_collection(_separators(view, row, y, per_unit), autolim=False)
     elif not row.ticks:
         axes.text(*_absence(view, row, y), size=SMALL_SIZE, color=QUIET, va="center_baseline")
     _draw_ticks(axes, view, row, y)
-    for label in labels(view, row, y, per_unit):
+    texts = labels(view, row, y, per_unit)
+    axes.add_collection(_separators(view, row, y, per_unit, texts), autolim=False)
+    for label in texts:
         axes.text(
             label.x,
             label.y,
@@ -170,10 +175,21 @@ def _rectangles(
     )
 
 
-def _separators(view: View, row: Row, y: int, per_unit: float) -> LineCollection:
-    """White lines where wide bars begin; before each of a dense row they would bleach it."""
+def _separators(
+    view: View, row: Row, y: int, per_unit: float, texts: Sequence[Label]
+) -> LineCollection:
+    """White lines where wide bars begin; before each of a dense row they would bleach it.
+
+    They leave the middle of a bar to what is written there.
+    """
     xs = [view.x(b.start) for b in row.bars if view.x(b.end) - view.x(b.start) >= EDGE / per_unit]
-    lines = [((x, y - BAR_HEIGHT / 2), (x, y + BAR_HEIGHT / 2)) for x in xs]
+    spans = [(t.x, text_width(t.text, t.size) / 2 / per_unit) for t in texts if t.y == y]
+    top, bottom = y - BAR_HEIGHT / 2, y + BAR_HEIGHT / 2
+    lines = []
+    for x in xs:
+        written = any(abs(x - middle) <= half + 1 / per_unit for middle, half in spans)
+        ends = [(top, y - TEXT_HALF), (y + TEXT_HALF, bottom)] if written else [(top, bottom)]
+        lines += [((x, low), (x, high)) for low, high in ends]
     return LineCollection(lines, colors="white", linewidths=0.6, zorder=2.5, capstyle="butt")
 
 
@@ -285,8 +301,8 @@ def _kernel_names(bar: Bar) -> list[str]:
 def _on_bar(
     view: View, group: Sequence[Bar], texts: Sequence[str], y: int, per_unit: float
 ) -> Label | None:
-    """The longest of ``texts`` that fits in what is visible of ``group``."""
-    start, end = max(group[0].start, view.start), min(group[-1].end, view.end)
+    """The longest of ``texts`` that fits in what is visible of ``group`` without a gap."""
+    start, end = _stretch(view, group, slack=view.time_unit[1] / per_unit)
     left, right = view.x(start), view.x(end)
     room = (right - left) * per_unit - 2 * PADDING
     for text in texts if room > 0 else ():
@@ -294,6 +310,13 @@ def _on_bar(
             colour = ink_on(group[0].colour)
             return Label((left + right) / 2, y, text, SMALL_SIZE, colour)
     return None
+
+
+def _stretch(view: View, group: Sequence[Bar], slack: float) -> Interval:
+    """The longest time in view that ``group`` fills but for gaps of at most ``slack`` seconds."""
+    filled = [(a, b - slack) for a, b in union((bar.start, bar.end + slack) for bar in group)]
+    shown = clip(filled, (view.start, view.end))
+    return max(shown, key=lambda span: span[1] - span[0], default=(view.start, view.start))
 
 
 def _texts(view: View, bar: Bar) -> list[str]:
