@@ -27,7 +27,7 @@ BAR_HEIGHT = 0.62
 
 ROW_INCHES = 0.38
 HEADROOM = 0.16
-"""Share of a row above the first one, for the numbers of units."""
+"""Share of a row above compute where it is the first one, for the numbers of units."""
 
 TEXT_HALF = 0.17
 """Of the distance between rows: from the middle of a bar to the end of its text."""
@@ -65,7 +65,7 @@ def draw(axes: Axes, view: View, rows: Sequence[Row], points: float) -> None:
     """Draw ``rows`` top to bottom on ``axes``, which are ``points`` wide on paper."""
     low, high = view.limits
     axes.set_xlim(low, high)
-    axes.set_ylim(len(rows) - 0.5, -0.5 - HEADROOM)
+    axes.set_ylim(len(rows) - 0.5, -0.5 - _headroom(rows))
     axes.set_yticks(range(len(rows)), [_row_label(row.name) for row in rows])
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
@@ -76,7 +76,11 @@ def draw(axes: Axes, view: View, rows: Sequence[Row], points: float) -> None:
 
 def inches(rows: Sequence[Row]) -> float:
     """Height of the axes of ``rows``."""
-    return ROW_INCHES * (len(rows) + HEADROOM)
+    return ROW_INCHES * (len(rows) + _headroom(rows))
+
+
+def _headroom(rows: Sequence[Row]) -> float:
+    return HEADROOM if rows and rows[0].name == COMPUTE else 0.0
 
 
 def keys(views: Sequence[View], charts: Sequence[Sequence[Row]]) -> list[Key]:
