@@ -110,9 +110,9 @@ def write_everything(result: Result, folder: Path) -> None:
 
     Files: ``summary.json`` (as ``run --json`` prints it), ``ops.csv``, ``memory.csv``,
     ``order.json`` (the last iteration), ``gantt.png``, ``trace.json.gz`` and ``snapshot.pickle``;
-    of several simulated ranks rank 0. Raises :class:`fsdpsim.files.OutputError`.
+    of several simulated ranks rank 0. There is no ``gantt.png`` where memory ran out before
+    anything ran. Raises :class:`fsdpsim.files.OutputError`.
     """
-    from fsdpsim.plots import timeline, write_figure
 
     make_directory(folder)
     program, last = result.program, result.scenario.iterations - 1
@@ -122,8 +122,18 @@ def write_everything(result: Result, folder: Path) -> None:
     write_text(folder / "order.json", _json(host_order(program, last)))
     write_trace(result, folder / "trace.json.gz")
     write_snapshot(result.scenario, folder / "snapshot.pickle")
-    figure = timeline(result)
-    write_with(folder / "gantt.png", lambda path: write_figure(figure, path))
+    _write_gantt(result, folder / "gantt.png")
+
+
+def _write_gantt(result: Result, path: Path) -> None:
+    from fsdpsim.plots import NothingRanError, timeline, write_figure
+
+    try:
+        figure = timeline(result)
+    except NothingRanError:
+        path.unlink(missing_ok=True)  # one of an earlier run would pass for this run's
+        return
+    write_with(path, lambda temporary: write_figure(figure, temporary))
 
 
 def op_rows(result: Result) -> Iterator[tuple[Any, ...]]:

@@ -115,9 +115,10 @@ class Result:
         """Seconds of the last iteration."""
         return self.iteration_times[-1]
 
-    def busy(self, ops: Iterable[Op]) -> list[Interval]:
-        """The times of the step in which any of ``ops`` ran."""
-        return union(clip(((op.start, op.end) for op in ops), self.window))  # type: ignore[misc]
+    def busy(self, ops: Iterable[Op], window: Interval | None = None) -> list[Interval]:
+        """The times of ``window`` (default: the step) in which any of ``ops`` ran."""
+        spans = ((op.start, op.end) for op in ops)
+        return union(clip(spans, window or self.window))  # type: ignore[arg-type]
 
     @cached_property
     def compute_busy(self) -> list[Interval]:

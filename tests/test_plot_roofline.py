@@ -67,6 +67,19 @@ def test_what_is_drawn() -> None:
     assert math.isclose(max(peaks.get_ydata()), device.peak_flops / 1e12)
 
 
+@pytest.mark.parametrize("memory", ["1 GiB", "4 GiB"])
+def test_out_of_memory_leaves_the_kernels(memory: str) -> None:
+    """Before anything ran, or during a step: their costs are known, the time of the step is not."""
+    result = run(f"hardware.memory='{memory}'")
+    assert result.memory.oom is not None
+    figure = roofline(result)
+    said = [text.get_text() for text in figure.texts]
+    assert "out of memory at" in said[0] and "what its kernels would reach" in said[0]
+    assert not any("of the step" in text or "whole step" in text for text in said)
+    drawn = {c.get_gid(): c.get_offsets()[0] for c in figure.axes[0].collections}
+    assert set(drawn) == {point.names[0] for point in points_of(result)}
+
+
 def test_given_durations_have_no_roofline(capsys: pytest.CaptureFixture[str]) -> None:
     path = SCENARIOS / "textbook_overlap.toml"
     assert main(["plot", str(path), "--chart", "roofline", "-o", "never.png"]) == 2

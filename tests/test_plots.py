@@ -14,7 +14,7 @@ import matplotlib
 import numpy as np
 import pytest
 import recordings
-from matplotlib.collections import PolyCollection
+from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -22,9 +22,11 @@ from matplotlib.text import Text
 from fsdpsim.cli import main
 from fsdpsim.memory import CATEGORIES
 from fsdpsim.plots import comparison, exposed, style, timeline, write_figure
-from fsdpsim.plots.bars import HOST_ROW, bindings
+from fsdpsim.plots.bars import HOST_ROW, bindings, host_row
+from fsdpsim.plots.columns import FAINTEST, Spans, columns
 from fsdpsim.plots.curve import LEVELS, PENDING, memory_curve, settled, thinned
 from fsdpsim.plots.exposed import exposed_by_unit
+from fsdpsim.plots.memory import running
 from fsdpsim.plots.text import rows_of, shortened, text_width, wrapped
 from fsdpsim.plots.view import make_view, short_names
 from fsdpsim.result import Result
@@ -82,6 +84,8 @@ def result_of(case: str) -> Result:
     if case == "oom":
         hardware = {"gpus_per_node": 8, "memory": "3 GiB"}
         return simulate(load(units_scenario(40, hardware=hardware)))
+    if case == "oom of llama":
+        return simulate(load(SCENARIOS / "llama3_8b_8xh100.toml", ["hardware.memory='40 GiB'"]))
     if case == "13b no limit":
         path = SCENARIOS / "textbook_13b_64gpu.toml"
         return simulate(load(path, ["fsdp.limit_all_gathers=false"]))
@@ -129,18 +133,66 @@ def test_bars_are_the_ops(case: str) -> None:
     view, figure = make_view(result, iteration="all"), figure_of(case, "all")
     for stream in {op.stream for op in result.ops}:
         ops = sorted((op for op in result.ops if op.stream == stream), key=lambda op: op.start)
-        bars = drawn_bars(figure, stream)
-        assert [bar[:2] for bar in bars] == [(view.x(op.start), view.x(op.end)) for op in ops]
-        for op, (_, _, colour) in zip(ops, bars, strict=True):
-            base = style.KINDS[op.kind].colour
-            assert colour in (base, style.shaded(base, 1))
+        bars, thin = drawn_bars(figure, stream), drawn_bars(figure, f"{stream} columns")
+        pixel = (view.limits[1] - view.limits[0]) / 1571
+        for op in ops:
+            left, right = view.x(op.start), view.x(op.end)
+            if bars and bars[0][:2] == (left, right):
+                base = style.KINDS[op.kind].colour
+                assert bars.pop(0)[2] in (base, style.shaded(base, 1))
+            elif left < right:
+                assert right - left < pixel
+                assert any(a <= right and left <= b for a, b, _ in thin)
+        assert not bars
+
+
+def test_an_op_thinner_than_a_pixel_is_seen_where_it_is() -> None:
+    """Hundreds of copies and collectives at a distance of two pixels, none of which takes one."""
+    tables = units_scenario(126)
+    tables["workload"] |= {"all_gather": "20 us", "reduce_scatter": "20 us"}  # type: ignore[operator]
+    result = simulate(load(tables))
+    view, figure = make_view(result, iteration="all"), timeline(result, iteration="all")
+    figure.canvas.draw()
+    image = np.asarray(figure.canvas.buffer_rgba())[..., :3].astype(int)  # type: ignore[attr-defined]
+    axes, names = figure.axes[0], [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    for stream in ("all_gather", "reduce_scatter"):
+        ops = [op for op in result.ops if op.stream == stream]
+        middles = [(view.x((op.start + op.end) / 2), names.index(stream)) for op in ops]
+        for x, y in axes.transData.transform(middles):
+            near = image[round(image.shape[0] - y) + 9, int(x) - 1 : int(x) + 2]
+            assert (near.max(axis=1) - near.min(axis=1)).max() > 40  # orange or red, not the grid
+        busy = drawn_bars(figure, f"{stream} columns") + drawn_bars(figure, stream)
+        shown = sum(right - left for left, right, _ in busy)
+        assert shown < 0.7 * (view.limits[1] - view.limits[0])
+
+
+def test_a_column_has_the_ink_of_its_share() -> None:
+    left = np.array([0.0, 0.25, 0.5, 0.75, 1.0, 2.4, 4.0, 5.0])
+    right = np.array([0.25, 0.5, 0.75, 1.0, 1.9, 2.41, 5.0, 5.01])
+    bars = Spans(left, right, np.array([0, 0, 0, 0, 1, 0, 1, 0]))
+    thin = right - left < 1
+    palette = np.array([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+    found = columns(bars, thin, palette, low=0.0, width=1.0)
+    assert found.left.tolist() == [0, 1, 2, 5]
+    assert found.right.tolist() == [1, 2, 3, 6]
+    assert found.rgba[:, 3].tolist() == [1, 0.9, FAINTEST, FAINTEST]
+    assert found.rgba[:3, :3].tolist() == [[0, 0, 1], [1, 0, 0], [0, 0, 1]]
+
+
+def test_columns_that_look_alike_are_one_rectangle() -> None:
+    """What keeps an SVG of a hundred thousand kernels small."""
+    left = np.arange(100_000) / 100
+    bars = Spans(left, left + 0.01, np.zeros(100_000, dtype=np.int64))
+    found = columns(bars, np.ones(100_000, dtype=np.bool_), np.zeros((1, 3)), low=0.0, width=1.0)
+    assert found.right[-1] >= 1000 and len(found.left) <= 3
 
 
 def test_default_view_has_the_last_iteration_in_colour_and_others_faded() -> None:
     result = result_of("fsdp1__equal4__full_bwdpre__ws2")
     view = make_view(result)
-    ops = [op for op in result.ops if op.stream == "compute" and view.shows(op.start, op.end)]
-    bars = drawn_bars(timeline(result), "compute")
+    shown = [op for op in result.ops if op.stream == "compute" and view.shows(op.start, op.end)]
+    ops = [op for op in shown if op.seconds]
+    bars = [bar for bar in drawn_bars(timeline(result), "compute") if bar[0] < bar[1]]
     assert len(bars) == len(ops) < sum(op.stream == "compute" for op in result.ops)
     vivid = {style.shaded(look.colour, i) for look in style.KINDS.values() for i in (0, 1)}
     for op, (_, _, colour) in zip(ops, bars, strict=True):
@@ -158,10 +210,9 @@ def test_units_differ_in_shade_from_their_neighbours() -> None:
 def test_the_cpu_row_has_launches_hooks_and_waits() -> None:
     result = result_of("126 units")
     view = make_view(result, iteration="all")
-    bars = drawn_bars(figure_of("126 units", "all"), HOST_ROW)
     launches = [(op.issued - op.launch_seconds, op.issued) for op in result.ops]
-    drawn = [bar[:2] for bar in bars if bar[2] == style.HOST["launch"].colour]
-    assert drawn == [(view.x(a), view.x(b)) for a, b in launches if b > a]
+    bars = [bar for bar in host_row(view).bars if bar.look == style.HOST["launch"]]
+    assert [(bar.start, bar.end) for bar in bars] == [(a, b) for a, b in launches if b > a]
     waits = drawn_bars(figure_of(TEXTBOOK[1]), HOST_ROW)
     assert [bar[:2] for bar in waits] == [
         (stall.start, stall.end) for stall in result_of(TEXTBOOK[1]).stalls()
@@ -188,16 +239,15 @@ def test_bindings_are_waits_for_another_row_that_set_the_start() -> None:
         assert target == HOST_ROW or any(op.start == time for op in view.result.ops)
 
 
-def test_many_bars_are_a_handful_of_artists(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What makes the drawing fast, and an SVG of it small."""
-    monkeypatch.setattr("fsdpsim.plots.gantt.RASTERIZE_FROM", 200)
-    result = result_of("126 units")
+def test_many_bars_are_a_handful_of_artists() -> None:
+    """What makes the drawing fast, and an SVG of it small: at most a few rectangles per pixel."""
+    result = simulate(load(units_scenario(1000)))
     figure = timeline(result, iteration="all")
-    assert len(result.ops) > 2000
+    assert len(result.ops) > 16_000
     assert len(figure.axes[0].get_children()) < 150
     for collection in figure.axes[0].collections:
         if isinstance(collection, PolyCollection):
-            assert collection.get_rasterized() == (len(collection.get_paths()) > 200)
+            assert len(collection.get_paths()) < 1800
 
 
 # ---- memory is the allocator's
@@ -267,6 +317,30 @@ def test_a_cpu_far_ahead_leaves_a_readable_curve() -> None:
     assert host.clock == "host"
 
 
+@pytest.mark.parametrize("iteration", [None, "all"])
+def test_a_cpu_that_issues_all_and_then_waits_is_far_ahead_too(iteration: str | None) -> None:
+    """Offloading: nearly all changes are in the first moments of a step that the CPU waits out."""
+    override = 'fsdp.offload_policy="cpu"'
+    result = simulate(load(SCENARIOS / "llama3_8b_8xh100.toml", [override]))
+    view = make_view(result, iteration=iteration)
+    curve = memory_curve(view)
+    assert curve.clock == "gpu"
+    peak = curve.time[curve.levels["allocated"].argmax()]
+    assert running(view, float(peak)).unit == "loss"
+    # The GPU has nothing left when the wait for gradients ends: what is freed then, is freed then.
+    wait = [stall for stall in result.stalls() if stall.cause == "offload"][-1]
+    high = curve.time[curve.levels["allocated"] > 2**30]
+    assert high[-1] <= wait.end < view.end - 1
+
+
+def test_gpu_time_is_host_time_where_the_gpu_waits_for_the_cpu() -> None:
+    curve = memory_curve(make_view(result_of("oom"), iteration="all"), "gpu")
+    assert (np.diff(curve.time) >= 0).all()
+    result = result_of("126 units")
+    first = memory_curve(make_view(result, iteration="all"), "gpu").time[0]
+    assert first == result.memory.samples[0].time < result.ops[0].start
+
+
 def test_thinning_keeps_every_peak_and_the_last_level() -> None:
     curve = memory_curve(make_view(result_of("126 units"), iteration="all"))
     thin = thinned(curve, curve.time[0], curve.time[-1], columns=20)
@@ -305,6 +379,38 @@ def test_out_of_memory_before_anything_ran_is_a_picture_too() -> None:
     assert "out of memory" in timeline(result).texts[0].get_text()
 
 
+def test_without_even_one_allocation_there_is_a_message_and_no_picture(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is an answer: exit status 0, and the other files are drawn."""
+    oom, fits = path_of("llama3_8b_8xh100"), path_of("textbook_overlap")
+    tiny = ["--set", 'hardware.memory="1 GiB"']
+    assert main(["plot", oom, *tiny]) == 0
+    assert main(["plot", oom, *tiny, "--chart", "exposed"]) == 0
+    said = capsys.readouterr()
+    assert not said.out and "Traceback" not in said.err
+    first, second = said.err.splitlines()
+    assert first.startswith(f"fsdpsim: {oom}: out of memory at") and "before anything ran" in first
+    assert "before any communication" in second
+    assert main(["compare", oom, *tiny, "-o", "both.png"]) == 0
+    assert not any(here.iterdir())
+    (here / "tiny.toml").write_text(
+        '[workload]\nunits = 4\nparameters = 1_000_000_000\nforward = "1 ms"\nbackward = "1 ms"\n'
+        '[hardware]\ngpus_per_node = 8\nmemory = "0.1 GiB"\n[fsdp]\nruntime = "fsdp2"\n'
+    )
+    assert main(["plot", "tiny.toml", fits, "-o", "charts"]) == 0
+    assert [path.name for path in (here / "charts").iterdir()] == ["textbook_overlap.png"]
+
+
+def test_run_leaves_no_chart_of_what_never_ran(here: Path) -> None:
+    oom = path_of("llama3_8b_8xh100")
+    (here / "out").mkdir()
+    (here / "out" / "gantt.png").write_text("of an earlier run")
+    assert main(["run", oom, "--set", 'hardware.memory="1 GiB"', "-o", "out"]) == 0
+    assert {"summary.json", "ops.csv"} <= {path.name for path in (here / "out").iterdir()}
+    assert not (here / "out" / "gantt.png").exists()
+
+
 # ---- exposed communication
 
 
@@ -320,6 +426,19 @@ def test_exposed_seconds_are_those_of_the_summary(case: str) -> None:
         assert {to_hex(bar.get_facecolor()) for bar in bars} == {style.KINDS[kind].colour}
 
 
+def test_exposed_until_memory_ran_out() -> None:
+    """The step that is interrupted counts from its start to the last allocation."""
+    result = result_of("oom")
+    assert result.memory.oom is not None and not result.step_time
+    figure = exposed(result)
+    title = figure.texts[0].get_text()
+    assert "out of memory at" in title and "until then" in title and "0 s of" not in title
+    ran = {op.unit for op in result.ops if op.collective is not None}
+    assert {unit for units in exposed_by_unit(result).values() for unit in units} == ran
+    assert sum(exposed_by_unit(result)["all_gather"].values()) > 0
+    assert figure.axes[0].get_ylim()[0] == 0
+
+
 def test_comparison_puts_results_on_one_axis() -> None:
     results = [result_of(case) for case in TEXTBOOK]
     figure = comparison(results)
@@ -327,6 +446,25 @@ def test_comparison_puts_results_on_one_axis() -> None:
     assert len({axes.get_xlim() for axes in figure.axes}) == 1
     bars = [[p.get_extents() for c in a.collections for p in c.get_paths()] for a in figure.axes]
     assert [max(bar.x1 for bar in row) for row in bars] == [40.5, 36.0, 27.0]
+
+
+def test_unit_numbers_above_the_first_row_are_not_cut() -> None:
+    figure = comparison([result_of("126 units"), result_of("oom")])
+    figure.canvas.draw()
+    axes = figure.axes[0]
+    assert len(axes.texts) > 5
+    assert all(text.get_window_extent().y1 <= axes.bbox.y1 for text in axes.texts)
+
+
+def test_the_line_at_the_end_of_an_iteration_is_in_the_legend() -> None:
+    def said(figure: Figure) -> bool:
+        return "end of an iteration" in [text.get_text() for text in figure.texts]
+
+    assert said(comparison([result_of(case) for case in TEXTBOOK]))  # the shorter ones end inside
+    assert said(figure_of("126 units", "all"))
+    assert not said(figure_of("textbook_overlap"))
+    interrupted = result_of("oom")  # within its first iteration: there is no end
+    assert not said(timeline(interrupted, iteration="all"))
 
 
 # ---- what the user asks to see
@@ -529,6 +667,51 @@ def test_a_text_on_a_bar_fits_it(case: str) -> None:
         checked += len(own)
         assert all(bar.x0 < box.x0 and box.x1 < bar.x1 for bar in own), text
     assert checked > 5
+
+
+def zoomed_llama() -> Figure:
+    """Kernels of a few units, whose names lie across several of them."""
+    result = simulate(load(SCENARIOS / "llama3_8b_8xh100.toml"))
+    return timeline(result, time=(0.3, 0.4), arrows=True)
+
+
+def test_lines_between_kernels_leave_texts_free() -> None:
+    figure = zoomed_llama()
+    figure.canvas.draw()
+    axes = figure.axes[0]
+    boxes = [text.get_window_extent() for text in axes.texts]
+    ends = [
+        axes.transData.transform(segment)
+        for lines in axes.collections
+        if isinstance(lines, LineCollection) and lines.get_gid() is None
+        for segment in lines.get_segments()
+    ]
+    assert len(boxes) > 8 and len(ends) > 20
+    for (x, low), (_, high) in ends:
+        low, high = sorted((low, high))
+        assert not any(b.x0 < x < b.x1 and b.y0 + 1 < high and low < b.y1 - 1 for b in boxes)
+
+
+def test_a_text_is_where_its_unit_is_not_in_a_gap_of_it() -> None:
+    """After a retry of the allocator the unit's kernels go on, tens of milliseconds later."""
+    result = result_of("oom of llama")
+    assert result.memory.oom is not None
+    figure, view = timeline(result), make_view(result)
+    ops = [op for op in result.ops if op.stream == "compute" and op.unit == "root"]
+    (text,) = [t for t in figure.axes[0].texts if t.get_text() == "F root"]
+    box = text.get_window_extent().transformed(figure.axes[0].transData.inverted())
+    own = [(view.x(op.start), view.x(op.end)) for op in ops]
+    assert any(a <= box.x0 and box.x1 <= b for a, b in own)
+
+
+def test_the_peaks_text_keeps_clear_of_the_line_out_of_memory() -> None:
+    figure = timeline(result_of("oom of llama"))
+    figure.canvas.draw()
+    axes = figure.axes[1]
+    (line,) = [found for found in axes.lines if found.get_gid() == "oom"]
+    (text,) = [text for text in axes.texts if text.get_text().startswith("peak")]
+    edge = axes.transData.transform((line.get_xdata()[0], 0))[0]
+    assert text.get_bbox_patch().get_window_extent().x1 < edge
 
 
 def test_text_helpers() -> None:

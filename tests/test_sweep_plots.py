@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from matplotlib.patches import Rectangle
 
+from fsdpsim.plots.pareto import pareto_figure
 from fsdpsim.plots.style import write_figure
-from fsdpsim.plots.sweep import bar_of, choice_figure, pareto_figure, sweep_figures, value_label
+from fsdpsim.plots.sweep import bar_of, choice_figure, sweep_figures
 from fsdpsim.scenario import load
 from fsdpsim.sweeps import Grid, Row, sweep
+from fsdpsim.sweeps.row import value_text
 
 ROOT = Path(__file__).parent.parent
 
@@ -124,14 +126,56 @@ def test_no_picture_where_there_is_nothing_to_show(rows: list[Row]) -> None:
         ({"blocks": 8}, "8 blocks"),
         ({"runtime": "zero1"}, "zero1"),
         ({"runtime": "fsdp1", "x": True}, "fsdp1, x = true"),
-        (1_048_576, "1,048,576"),
+        (1_048_576, "1048576"),
         (True, "true"),
         ("block", "block"),
         (["layers.*.mlp"], '["layers.*.mlp"]'),
     ],
 )
 def test_labels_say_values_in_words(value: Any, label: str) -> None:
-    assert value_label(value) == label
+    assert value_text(value) == label
+
+
+def test_names_say_which_keys_they_are_of_and_hold_no_ambiguous_comma() -> None:
+    lengths = {"training.iterations": [3000, 4000], "fsdp.sharding_factor": [4, 8]}
+    grid = Grid(load(TABLES | {"sweep": lengths}))
+    rows = [row for row in sweep(load(TABLES)) if row.status == "ok"][:1] * 2
+    settings = ((3000, 4), (4000, 8))
+    placed = [
+        replace(
+            row,
+            point=n,
+            settings=dict(zip(lengths, own, strict=True)),
+            figures={**row.figures, "step_time_s": 1.0 + n},
+        )
+        for n, (row, own) in enumerate(zip(rows, settings, strict=True))
+    ]
+    figure = pareto_figure(grid, placed)
+    assert figure is not None
+    assert {text.get_text() for text in figure.axes[0].texts} == {"3000 | 4", "4000 | 8"}
+    notes = [text.get_text() for text in figure.texts]
+    assert "beside a point: training.iterations | fsdp.sharding_factor" in notes
+
+
+def test_a_name_without_room_is_left_out(grid: Grid, rows: list[Row]) -> None:
+    base = next(row for row in rows if row.status == "ok")
+    placed = [
+        replace(
+            base,
+            point=n,
+            settings={grid.keys[0]: f"units {n}"},
+            figures={**base.figures, "step_time_s": 1 + n / 1000},
+        )
+        for n in range(9)
+    ]
+    far = replace(placed[0], point=9, figures={**base.figures, "step_time_s": 2.0})
+    figure = pareto_figure(grid, [*placed, far])
+    assert figure is not None
+    axes = figure.axes[0]
+    boxes = [name.get_window_extent() for name in axes.texts]
+    assert 3 <= len(boxes) < 10
+    assert all(axes.bbox.y0 < box.y0 and box.y1 < axes.bbox.y1 for box in boxes)
+    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
 
 
 def test_labels_below_bars_do_not_meet() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,14 +50,15 @@ def run(args: argparse.Namespace) -> int:
         spare_inputs([args.output], files_of(scenarios))
     results = [simulate(scenario) for scenario in scenarios]
     found = compare(*results)
-    if args.output is not None:
-        _draw(results, args.output)
+    drawn = args.output is not None and _draw(results, args.output)
     if args.json:
         common.print_json(found.as_json())
     else:
         console = common.console()
         for renderable in _tables(found):
             console.print(renderable)
+        if drawn:
+            console.print(f"wrote {args.output}", markup=False)
     return 0
 
 
@@ -82,13 +84,18 @@ def _check_ending(path: Path) -> None:
         raise common.UsageError(str(error)) from None
 
 
-def _draw(results: list[Result], path: Path) -> None:
+def _draw(results: list[Result], path: Path) -> bool:
+    """Whether there was anything to draw."""
     from fsdpsim.files import write_with
-    from fsdpsim.plots import write_figure
-    from fsdpsim.plots.figure import comparison
+    from fsdpsim.plots import NothingRanError, comparison, write_figure
 
-    figure = comparison(results)
+    try:
+        figure = comparison(results)
+    except NothingRanError as error:
+        print(f"fsdpsim: {error}", file=sys.stderr)
+        return False
     write_with(path, lambda temporary: write_figure(figure, temporary))
+    return True
 
 
 # ---- tables

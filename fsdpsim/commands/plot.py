@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict
@@ -69,9 +70,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draw each file's picture; bad options are found before anything is simulated."""
+    """Draw each file's picture; bad options are found before anything is simulated.
+
+    Of a file that runs out of memory before there is anything to draw, only that is said.
+    """
     from fsdpsim.files import write_with
-    from fsdpsim.plots import write_figure
+    from fsdpsim.plots import NothingRanError, write_figure
     from fsdpsim.simulate import simulate
 
     paths = output_paths(args.files, args.output)
@@ -79,8 +83,11 @@ def run(args: argparse.Namespace) -> int:
     scenarios = common.load_scenarios(args)
     spare_inputs(paths, files_of(scenarios))
     for scenario, path in zip(scenarios, paths, strict=True):
-        result = simulate(scenario)
-        figure = _figure(result, args.chart, options)
+        try:
+            figure = _figure(simulate(scenario), args.chart, options)
+        except NothingRanError as error:
+            print(f"fsdpsim: {error}", file=sys.stderr)
+            continue
         write_with(path, partial(write_figure, figure))
         print(path)
     return 0
@@ -139,11 +146,13 @@ def _time_range(text: str) -> tuple[float | None, float | None]:
 
 
 def _figure(result: Result, chart: str, options: TimelineOptions) -> Figure:
-    from fsdpsim.plots import exposed, roofline, timeline
+    from fsdpsim.plots import NothingRanError, exposed, roofline, timeline
 
-    if chart == "exposed":
-        return exposed(result)
     try:
-        return roofline(result) if chart == "roofline" else timeline(result, **options)
+        if chart == "timeline":
+            return timeline(result, **options)
+        return exposed(result) if chart == "exposed" else roofline(result)
+    except NothingRanError:
+        raise
     except ValueError as error:
         raise common.UsageError(f"{result.scenario.source}: {error}") from None

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsdpsim.engine import Op
-from fsdpsim.intervals import clip, total
+from fsdpsim.intervals import Interval, clip, total
 from fsdpsim.memory import CATEGORIES, Buffer, Free, Malloc
-from fsdpsim.plots.view import View, host_span, host_starts
+from fsdpsim.plots.view import View, host_starts, last_begun, step_window
 from fsdpsim.program import COMPUTE, IterationStart
 from fsdpsim.result import Result
 
@@ -80,7 +80,7 @@ def memory_curve(view: View, clock: Clock | None = None) -> Curve:
     """Memory in the view: from the level that the shown iteration starts with.
 
     ``clock``: ``host``, or ``gpu`` to draw each change where the GPU runs the compute kernel issued
-    next; default: :func:`default_clock`.
+    next, or in host time where the GPU has run all that was issued; default: :func:`default_clock`.
     """
     result = view.result
     clock = clock or default_clock(view)
@@ -94,7 +94,10 @@ def memory_curve(view: View, clock: Clock | None = None) -> Curve:
 
 
 def default_clock(view: View) -> Clock:
-    """``host``, unless the CPU spends less than half of the step on it: the chart would look empty.
+    """``host``, unless the CPU makes the changes in less than half of the time the GPU has them.
+
+    So it is where the CPU issues all at once, far ahead of the GPU: the curve would be a spike, or
+    not in the step at all. The middle half of the changes counts, as the CPU may wait at the end.
 
     The order of changes is the allocator's on either clock. Where blocks wait for events, though,
     the time at which the CPU freed them is what makes the peak, and the clock stays ``host``.
@@ -105,9 +108,27 @@ def default_clock(view: View) -> Clock:
         return "host"
     if not any(s.buffer.nbytes for s in result.memory.samples):
         return "gpu"
-    window = (view.origin, view.end)
-    seen = total(clip([host_span(result, view.iteration)], window))
-    return "host" if 2 * seen >= window[1] - window[0] else "gpu"
+    iteration = last_begun(result) if view.iteration is None else view.iteration
+    own = _samples_of(result, iteration)
+    host = _middle_half([sample.time for sample in result.memory.samples[own]])
+    gpu = _middle_half(_gpu_times(result)[own])
+    seen = total(clip([host], step_window(result, iteration)))
+    return "host" if 2 * seen >= gpu[1] - gpu[0] else "gpu"
+
+
+def _middle_half(times: list[float]) -> Interval:
+    """From when to when the middle half of ``times`` (ascending) lies."""
+    quarter = len(times) // 4
+    return (times[quarter], times[-1 - quarter]) if times else (0.0, 0.0)
+
+
+def _samples_of(result: Result, iteration: int | None) -> slice:
+    """Which samples belong to ``iteration``; None: all."""
+    if iteration is None:
+        return slice(None)
+    later = iteration + 1 < len(host_starts(result))
+    end = first_sample(result, iteration + 1) if later else None
+    return slice(first_sample(result, iteration), end)
 
 
 def settled(curve: Curve) -> Curve:
@@ -175,20 +196,29 @@ def _release(buffer: Buffer, freed_at: float | None = None) -> float | None:
 
 
 def _gpu_times(result: Result) -> list[float]:
-    """For each sample the start of the compute kernel issued next, or the end of the last."""
+    """For each sample the start of the compute kernel issued next, or the end of the last.
+
+    Its host time where the GPU had run all kernels issued before: then the CPU is not ahead.
+    """
+    host = [sample.time for sample in result.memory.samples]
     times: list[float] = []
-    waiting = 0
-    last = 0.0
+    waiting, last = 0, 0.0
     for step in result.program.steps:
         if isinstance(step, (Malloc, Free)):
             waiting += 1
         elif type(step) is Op and step.stream == COMPUTE and step.finished:
             assert step.start is not None and step.end is not None
-            times += [step.start] * waiting
+            times += _gpu_time(host[len(times) : len(times) + waiting], last, step.start)
             waiting, last = 0, step.end
     end = max([last, *result.iteration_ends])
-    times += [end] * waiting
-    return times[: len(result.memory.samples)]
+    times += _gpu_time(host[len(times) :], last, end)
+    return times
+
+
+def _gpu_time(host: list[float], before: float, after: float) -> list[float]:
+    """Of samples between kernels that end at ``before`` and start at ``after``, in order."""
+    times = [after if time < before else time for time in host]
+    return np.minimum.accumulate(times[::-1])[::-1].tolist() if times else []
 
 
 # ---- columns

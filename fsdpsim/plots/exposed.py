@@ -6,12 +6,13 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fsdpsim.engine import Op
-from fsdpsim.intervals import subtract, total
+from fsdpsim.intervals import Interval, subtract, total
 from fsdpsim.plots.legend import Key, key_of
 from fsdpsim.plots.sheet import Sheet, legend_room, place_legend
 from fsdpsim.plots.style import KINDS, SMALL_SIZE, house_style
 from fsdpsim.plots.text import text_width
-from fsdpsim.plots.view import TIME_UNITS, make_view, short_names
+from fsdpsim.plots.view import TIME_UNITS, check_ran, last_begun, short_names, step_window
+from fsdpsim.program import is_kernel
 from fsdpsim.result import COLLECTIVES, Result
 from fsdpsim.units import show_seconds
 
@@ -20,18 +21,19 @@ INCHES = 2.4
 
 
 def exposed_by_unit(result: Result) -> dict[str, dict[str, float]]:
-    """Seconds of the step, by kind and unit, in which a collective ran and no kernel did.
+    """Seconds of the last step, by kind and unit, in which a collective ran and no kernel did.
 
-    Collectives that run side by side each count, so the sum can exceed
-    ``Result.exposed_communication``.
+    Where memory ran out, of the step that it interrupts. Collectives that run side by side each
+    count, so the sum can exceed ``Result.exposed_communication``.
     """
+    window, computing = _window(result), _computing(result)
     ops: dict[tuple[str, str], list[Op]] = {}
     for op in result.ops:
         if op.collective is not None:
             ops.setdefault((op.kind, op.unit), []).append(op)
     return {
         kind: {
-            unit.name: total(subtract(result.busy(ops[kind, unit.name]), result.compute_busy))
+            unit.name: total(subtract(result.busy(ops[kind, unit.name], window), computing))
             for unit in result.workload.units
             if (kind, unit.name) in ops
         }
@@ -41,9 +43,22 @@ def exposed_by_unit(result: Result) -> dict[str, dict[str, float]]:
 
 
 def exposed(result: Result) -> Figure:
-    """Bars of exposed communication by unit, stacked by kind of collective, for the last step."""
+    """Bars of exposed communication by unit, stacked by kind of collective, for the last step.
+
+    Raises ``NothingRanError`` where memory ran out before a collective ran.
+    """
+    seconds = exposed_by_unit(result)
+    check_ran(result, bool(seconds), "any communication")
     with house_style():
-        return _draw(result, exposed_by_unit(result))
+        return _draw(result, seconds)
+
+
+def _window(result: Result) -> Interval:
+    return step_window(result, last_begun(result))
+
+
+def _computing(result: Result) -> list[Interval]:
+    return result.busy(filter(is_kernel, result.ops), _window(result))
 
 
 def _draw(result: Result, seconds: dict[str, dict[str, float]]) -> Figure:
@@ -66,6 +81,7 @@ def _draw(result: Result, seconds: dict[str, dict[str, float]]) -> Figure:
         axes.bar(range(len(names)), heights, width, base, color=KINDS[kind].colour, gid=kind)
         base += heights
     axes.set_xlim(-0.6, len(names) - 0.4)
+    axes.set_ylim(0, 1.05 * highest / scale or 1)
     axes.set_ylabel(f"exposed ({unit})")
     axes.grid(axis="y")
     ticks = _ticks(names, sheet.plot_points)
@@ -76,10 +92,15 @@ def _draw(result: Result, seconds: dict[str, dict[str, float]]) -> Figure:
 
 
 def _title(result: Result) -> str:
-    view = make_view(result)
-    name = view.result.scenario.title.strip() or view.result.scenario.name
-    waits, step = show_seconds(result.exposed_communication), show_seconds(result.step_time)
-    return f"{name}: {waits} of the {step} step is exposed communication"
+    name, oom = result.scenario.title.strip() or result.scenario.name, result.memory.oom
+    start, end = window = _window(result)
+    communicating = result.busy((op for op in result.ops if op.collective is not None), window)
+    waits = show_seconds(total(subtract(communicating, _computing(result))))
+    step = show_seconds(end - start)
+    if oom is None:
+        return f"{name}: {waits} of the {step} step is exposed communication"
+    when = show_seconds(oom.time)
+    return f"{name}: out of memory at {when}; {waits} of {step} until then is exposed communication"
 
 
 def _keys(seconds: dict[str, dict[str, float]]) -> list[Key]:

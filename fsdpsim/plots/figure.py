@@ -11,15 +11,14 @@ from matplotlib.ticker import MaxNLocator
 
 from fsdpsim.plots import bars, gantt, memory
 from fsdpsim.plots.curve import Clock, Curve, memory_curve
-from fsdpsim.plots.legend import Key, key_of
+from fsdpsim.plots.legend import Key
 from fsdpsim.plots.sheet import Panel, Sheet, legend_room, place_legend
 from fsdpsim.plots.style import SMALL_SIZE, house_style
-from fsdpsim.plots.view import View, make_view
+from fsdpsim.plots.view import View, check_ran, make_view
 from fsdpsim.result import Result
 from fsdpsim.scenario.runtimes import FsdpTable
 from fsdpsim.units import show_seconds
 
-ROW_INCHES = 0.38
 MEMORY_INCHES = 2.1
 UNSHARDED_INCHES = 1.1
 
@@ -37,23 +36,29 @@ def timeline(
 
     ``iteration`` counts from 1 (``all``; default: the last); ``time``: (start, end) seconds on the
     picture's axis; ``units``: ``A:B`` or names; ``arrows``: the waits that bind; ``clock``: see
-    :func:`fsdpsim.plots.curve.memory_curve`. Raises ``ValueError`` for what the result has not.
+    :func:`fsdpsim.plots.curve.memory_curve`. Raises ``ValueError`` for what the result has not,
+    and its kind ``NothingRanError`` where memory ran out at the very first allocation.
     """
+    _check_ran(result)
     view = make_view(result, iteration=iteration, time=time, units=units)
     with house_style():
         return _timeline(view, memory_curve(view, clock), arrows=arrows)
 
 
+def _check_ran(result: Result) -> None:
+    check_ran(result, bool(result.ops or result.memory.samples), "anything ran")
+
+
 def _timeline(view: View, curve: Curve, *, arrows: bool) -> Figure:
     rows = bars.rows(view)
-    kinds = [key_of(look) for look in gantt.looks(rows)]
+    kinds = gantt.keys([view], [rows])
     sheet = Sheet()
     sheet.title(title(view))
     for line in subtitles(view):
         sheet.note(line)
     kinds_at = sheet.skip(legend_room(kinds))
     sheet.skip(0.06)
-    upper = sheet.panel(ROW_INCHES * len(rows))
+    upper = sheet.panel(gantt.inches(rows))
     sheet.skip(0.12)
     lower = sheet.panel(MEMORY_INCHES if curve.has_bytes else UNSHARDED_INCHES, share=upper)
     sheet.skip(0.42)
@@ -141,8 +146,8 @@ def caption(curve: Curve) -> str:
     if curve.clock == "gpu":
         what = "Memory" if curve.has_bytes else "Units"
         return (
-            f"{what} in GPU time: each allocation and free is drawn where the GPU runs the kernel "
-            "that the CPU thread issued next. The order is the allocator's."
+            f"{what} in GPU time: an allocation or free is drawn where the GPU runs the kernel "
+            "that the CPU issued next, unless it waits for the CPU. The order is the allocator's."
         )
     if not curve.has_bytes:
         return "A unit counts from when the CPU thread allocates it until the GPU has used it."
@@ -155,8 +160,10 @@ def caption(curve: Curve) -> str:
 def comparison(results: Sequence[Result], *, host: bool = False) -> Figure:
     """Gantt charts of the last steps of ``results`` under each other on one time axis, each from 0.
 
-    ``host``: with a row for the CPU thread.
+    ``host``: with a row for the CPU thread. Raises ``NothingRanError`` as :func:`timeline`.
     """
+    for result in results:
+        _check_ran(result)
     views = [make_view(result) for result in results]
     longest = max(view.end - view.origin for view in views)
     lead = max(view.origin - view.start for view in views) if host else 0.0
@@ -167,7 +174,7 @@ def comparison(results: Sequence[Result], *, host: bool = False) -> Figure:
 
 def _comparison(views: Sequence[View], *, host: bool) -> Figure:
     charts = [bars.rows(view)[0 if host else 1 :] for view in views]
-    kinds = [key_of(look) for look in gantt.looks([row for rows in charts for row in rows])]
+    kinds = gantt.keys(views, charts)
     sheet = Sheet()
     kinds_at = sheet.skip(legend_room(kinds))
     panels: list[Panel] = []
@@ -175,7 +182,7 @@ def _comparison(views: Sequence[View], *, host: bool) -> Figure:
         sheet.skip(0.08)
         sheet.title(title(view))
         share = panels[0] if panels else None
-        panels.append(sheet.panel(ROW_INCHES * len(rows), share=share))
+        panels.append(sheet.panel(gantt.inches(rows), share=share))
     sheet.skip(0.42)
     figure = sheet.figure()
     for view, rows, panel in zip(views, charts, panels, strict=True):

@@ -1,4 +1,4 @@
-"""Draws rows of bars: one collection per row, so that ten thousand kernels take no seconds."""
+"""Draws rows of bars: two collections per row, so that ten thousand kernels take no seconds."""
 
 from __future__ import annotations
 
@@ -12,17 +12,25 @@ from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.colors import to_rgba
 from numpy.typing import NDArray
 
+from fsdpsim.intervals import Interval, clip, union
 from fsdpsim.plots.bars import HOST_ROW, Bar, Binding, Row
-from fsdpsim.plots.style import HOST, INK, KINDS, QUIET, SMALL_SIZE, Look, ink_on
+from fsdpsim.plots.columns import WIDTH, Floats, Spans, columns
+from fsdpsim.plots.legend import Key, key_of
+from fsdpsim.plots.style import HOST, INK, KINDS, QUIET, SMALL_SIZE, ink_on
 from fsdpsim.plots.text import text_width
-from fsdpsim.plots.view import View
+from fsdpsim.plots.view import View, last_begun
 from fsdpsim.program import COMPUTE
 from fsdpsim.units import show_seconds
 
-Floats = NDArray[np.float64]
-
 BAR_HEIGHT = 0.62
 """Of the distance between rows."""
+
+ROW_INCHES = 0.38
+HEADROOM = 0.16
+"""Share of a row above compute where it is the first one, for the numbers of units."""
+
+TEXT_HALF = 0.17
+"""Of the distance between rows: from the middle of a bar to the end of its text."""
 
 EDGE = 3.0
 """Points (4 px at 96 per inch) from which a bar is set apart from the one before it."""
@@ -30,15 +38,14 @@ EDGE = 3.0
 ALONE = 1.5
 """Points of free space beside a narrow bar that allow it an edge of its own colour."""
 
-RASTERIZE_FROM = 5000
-"""Bars of a row from which SVG and PDF hold it as an image: 158 bytes a bar are megabytes."""
-
 PADDING = 1.5
 """Points left free on either side of a text in a bar."""
 
 NUMBERS_APART = 26.0
 """Points between unit numbers above bars that are too narrow for text."""
 
+
+ITERATION_END = Key("end of an iteration", QUIET, line=(0, (2, 2)), width=0.7)
 
 NUMBERED = (KINDS["forward"], KINDS["backward"])
 GROUPED = (*NUMBERED, KINDS["recompute"], KINDS["optimizer"])
@@ -58,7 +65,7 @@ def draw(axes: Axes, view: View, rows: Sequence[Row], points: float) -> None:
     """Draw ``rows`` top to bottom on ``axes``, which are ``points`` wide on paper."""
     low, high = view.limits
     axes.set_xlim(low, high)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_ylim(len(rows) - 0.5, -0.5 - _headroom(rows))
     axes.set_yticks(range(len(rows)), [_row_label(row.name) for row in rows])
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
@@ -67,11 +74,22 @@ def draw(axes: Axes, view: View, rows: Sequence[Row], points: float) -> None:
     _draw_iterations(axes, view)
 
 
-def looks(rows: Sequence[Row]) -> list[Look]:
+def inches(rows: Sequence[Row]) -> float:
+    """Height of the axes of ``rows``."""
+    return ROW_INCHES * (len(rows) + _headroom(rows))
+
+
+def _headroom(rows: Sequence[Row]) -> float:
+    return HEADROOM if rows and rows[0].name == COMPUTE else 0.0
+
+
+def keys(views: Sequence[View], charts: Sequence[Sequence[Row]]) -> list[Key]:
     """What the legend must explain, in the palette's order: the GPU's work, then the CPU's."""
-    used = dict.fromkeys(bar.look for row in rows for bar in row.bars)
+    used = dict.fromkeys(bar.look for rows in charts for row in rows for bar in row.bars)
     known = [*KINDS.values(), *HOST.values()]
-    return [look for look in known if look in used] + [look for look in used if look not in known]
+    found = [look for look in known if look in used] + [look for look in used if look not in known]
+    ends = [ITERATION_END] if any(_ends(view) for view in views) else []
+    return [*map(key_of, found), *ends]
 
 
 def _row_label(name: str) -> str:
@@ -81,12 +99,14 @@ def _row_label(name: str) -> str:
 def _draw_row(axes: Axes, view: View, row: Row, y: int, per_unit: float) -> None:
     axes.axhline(y, color="#ededf0", linewidth=0.6, zorder=0.5)
     if row.bars:
-        axes.add_collection(collection(view, row, y, per_unit), autolim=False)
-        axes.add_collection(_separators(view, row, y, per_unit), autolim=False)
+        for collection in collections(view, row, y, per_unit):
+            axes.add_collection(collection, autolim=False)
     elif not row.ticks:
         axes.text(*_absence(view, row, y), size=SMALL_SIZE, color=QUIET, va="center_baseline")
     _draw_ticks(axes, view, row, y)
-    for label in labels(view, row, y, per_unit):
+    texts = labels(view, row, y, per_unit)
+    axes.add_collection(_separators(view, row, y, per_unit, texts), autolim=False)
+    for label in texts:
         axes.text(
             label.x,
             label.y,
@@ -108,34 +128,72 @@ def _absence(view: View, row: Row, y: int) -> tuple[float, float, str]:
     return view.x(view.start), y, f" {text}" if row.name == HOST_ROW else ""
 
 
-def collection(view: View, row: Row, y: int, per_unit: float) -> PolyCollection:
-    """The bars of ``row`` as rectangles around ``y``, with ``per_unit`` points per axis unit."""
-    left = np.array([view.x(bar.start) for bar in row.bars])
-    right = np.array([view.x(bar.end) for bar in row.bars])
-    low, high = y - BAR_HEIGHT / 2, y + BAR_HEIGHT / 2
+def collections(view: View, row: Row, y: int, per_unit: float) -> list[PolyCollection]:
+    """The bars of ``row`` as rectangles around ``y``, with ``per_unit`` points per axis unit.
+
+    Last the columns of those too thin for a rectangle of their own: no row holds more rectangles
+    than a few per pixel, whatever the number of its bars. What takes no time is drawn where it is
+    alone.
+    """
+    palette = list(dict.fromkeys(bar.colour for bar in row.bars))
+    colours = np.array([to_rgba(colour) for colour in palette])
+    bars = Spans(
+        np.array([view.x(bar.start) for bar in row.bars]),
+        np.array([view.x(bar.end) for bar in row.bars]),
+        np.array([palette.index(bar.colour) for bar in row.bars]),
+    )
+    alone = _alone(bars.left, bars.right, per_unit)
+    wide = alone | ((bars.right - bars.left) * per_unit >= WIDTH)
+    thin = (bars.right > bars.left) & ~wide
+    own = bars.take(wide)
+    found = [_rectangles(own.left, own.right, y, colours[own.colour], row.name, alone[wide])]
+    if thin.any():
+        drawn = columns(bars, thin, colours[:, :3], view.limits[0], WIDTH / per_unit)
+        name = f"{row.name} columns"
+        found.append(_rectangles(drawn.left, drawn.right, y, drawn.rgba, name))
+    return found
+
+
+def _rectangles(
+    left: Floats,
+    right: Floats,
+    y: int,
+    colours: Floats,
+    name: str,
+    edged: NDArray[np.bool_] | None = None,
+) -> PolyCollection:
+    """Filled rectangles around ``y``; those ``edged`` have an edge of their own colour."""
     corners = np.empty((len(left), 4, 2))
     corners[:, :2, 0], corners[:, 2:, 0] = left[:, None], right[:, None]
-    corners[:, (0, 3), 1], corners[:, (1, 2), 1] = low, high
-    alone = _alone(left, right, per_unit)
-    palette = {colour: to_rgba(colour) for colour in {bar.colour for bar in row.bars}}
-    colours = np.array([palette[bar.colour] for bar in row.bars])
+    corners[:, (0, 3), 1], corners[:, (1, 2), 1] = y - BAR_HEIGHT / 2, y + BAR_HEIGHT / 2
+    edged = np.zeros(len(left), dtype=np.bool_) if edged is None else edged
     return PolyCollection(
         corners,  # type: ignore[arg-type]  # the fast path of matplotlib, which its types omit
         facecolors=colours,
-        edgecolors=colours * np.where(alone, 1.0, 0.0)[:, None],
-        linewidths=np.where(alone, 0.35, 0.0),
+        edgecolors=colours * edged[:, None],
+        linewidths=np.where(edged, 0.35, 0.0),
         # Bars meet pixel by pixel: antialiased, the seams of many kernels would look like idleness.
-        antialiaseds=alone,
-        rasterized=len(left) > RASTERIZE_FROM,
+        antialiaseds=edged,
         zorder=2,
-        gid=row.name,
+        gid=name,
     )
 
 
-def _separators(view: View, row: Row, y: int, per_unit: float) -> LineCollection:
-    """White lines where wide bars begin; before each of a dense row they would bleach it."""
+def _separators(
+    view: View, row: Row, y: int, per_unit: float, texts: Sequence[Label]
+) -> LineCollection:
+    """White lines where wide bars begin; before each of a dense row they would bleach it.
+
+    They leave the middle of a bar to what is written there.
+    """
     xs = [view.x(b.start) for b in row.bars if view.x(b.end) - view.x(b.start) >= EDGE / per_unit]
-    lines = [((x, y - BAR_HEIGHT / 2), (x, y + BAR_HEIGHT / 2)) for x in xs]
+    spans = [(t.x, text_width(t.text, t.size) / 2 / per_unit) for t in texts if t.y == y]
+    top, bottom = y - BAR_HEIGHT / 2, y + BAR_HEIGHT / 2
+    lines = []
+    for x in xs:
+        written = any(abs(x - middle) <= half + 1 / per_unit for middle, half in spans)
+        ends = [(top, y - TEXT_HALF), (y + TEXT_HALF, bottom)] if written else [(top, bottom)]
+        lines += [((x, low), (x, high)) for low, high in ends]
     return LineCollection(lines, colors="white", linewidths=0.6, zorder=2.5, capstyle="butt")
 
 
@@ -156,10 +214,16 @@ def _draw_ticks(axes: Axes, view: View, row: Row, y: int) -> None:
 
 
 def _draw_iterations(axes: Axes, view: View) -> None:
-    """A line at the end of each iteration that is not the end of the picture."""
-    for end in view.result.iteration_ends:
-        if view.start < end < view.end:
-            axes.axvline(view.x(end), color=QUIET, linewidth=0.7, linestyle=(0, (2, 2)), zorder=1)
+    for end in _ends(view):
+        key = ITERATION_END
+        axes.axvline(view.x(end), color=key.colour, lw=key.width, ls=key.line, zorder=1)
+
+
+def _ends(view: View) -> list[float]:
+    """The end of each iteration that is not the end of the picture; none where memory ran out."""
+    ends, last = view.result.iteration_ends, last_begun(view.result)
+    whole = ends if view.result.memory.oom is None else ends[: last or 0]
+    return [end for end in whole if view.start < end < view.end]
 
 
 def draw_bindings(axes: Axes, view: View, rows: Sequence[Row], found: Sequence[Binding]) -> None:
@@ -241,8 +305,8 @@ def _kernel_names(bar: Bar) -> list[str]:
 def _on_bar(
     view: View, group: Sequence[Bar], texts: Sequence[str], y: int, per_unit: float
 ) -> Label | None:
-    """The longest of ``texts`` that fits in what is visible of ``group``."""
-    start, end = max(group[0].start, view.start), min(group[-1].end, view.end)
+    """The longest of ``texts`` that fits in what is visible of ``group`` without a gap."""
+    start, end = _stretch(view, group, slack=view.time_unit[1] / per_unit)
     left, right = view.x(start), view.x(end)
     room = (right - left) * per_unit - 2 * PADDING
     for text in texts if room > 0 else ():
@@ -250,6 +314,13 @@ def _on_bar(
             colour = ink_on(group[0].colour)
             return Label((left + right) / 2, y, text, SMALL_SIZE, colour)
     return None
+
+
+def _stretch(view: View, group: Sequence[Bar], slack: float) -> Interval:
+    """The longest time in view that ``group`` fills but for gaps of at most ``slack`` seconds."""
+    filled = [(a, b - slack) for a, b in union((bar.start, bar.end + slack) for bar in group)]
+    shown = clip(filled, (view.start, view.end))
+    return max(shown, key=lambda span: span[1] - span[0], default=(view.start, view.start))
 
 
 def _texts(view: View, bar: Bar) -> list[str]:

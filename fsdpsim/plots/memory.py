@@ -226,6 +226,8 @@ def draw_mark(axes: Axes, view: View, mark: Mark, avoid: tuple[float, ...], poin
     """Draw ``mark`` with its text above it, clear of the horizontal lines at ``avoid``."""
     low, high = view.limits
     x = min(max(view.x(mark.time), low), high)
+    if (oom := view.result.memory.oom) is not None:
+        high = min(high, view.x(oom.time) - 3 / points.width * (high - low))
     lines = list(mark.lines)
     if view.x(mark.time) < low:
         lines[0] += f", {show_seconds(view.start - mark.time)} earlier"

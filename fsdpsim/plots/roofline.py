@@ -1,5 +1,7 @@
 """The roofline of the step: what its kernels reach, against the GPU's arithmetic and memory.
 
+Its kernels are known even where memory runs out; how long a whole step takes is not.
+
 Williams et al. 2009: a kernel of F FLOPs that moves B bytes runs at most at the lower of the peak
 and F / B times the memory's bandwidth.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -58,6 +61,17 @@ class Point:
         return self.flops / self.seconds
 
 
+class Whole(NamedTuple):
+    """What the times of kernels are a share of."""
+
+    name: str
+    seconds: float
+
+    def share(self, seconds: float) -> str:
+        """``seconds`` as a share, in words."""
+        return f"{seconds / self.seconds:.0%} of {self.name}"
+
+
 def points_of(result: Result) -> list[Point]:
     """The kernels of the step that have FLOPs, those that take most time first."""
     found: dict[tuple[str, float, float], list[Kernel]] = {}
@@ -89,7 +103,7 @@ def _kernels(result: Result) -> Iterator[Kernel]:
 
 
 def roofline(result: Result) -> Figure:
-    """Points of the kernels below the GPU's roofs, and the step as a whole.
+    """Points of the kernels below the GPU's roofs, and the step as a whole if it fits in memory.
 
     Raises ``ValueError`` where no kernel has FLOPs: units of given durations.
     """
@@ -103,8 +117,10 @@ def roofline(result: Result) -> Figure:
 def _draw(result: Result, points: list[Point]) -> Figure:
     hardware = result.scenario.device
     keys = [look for kind, look in LOOKS.items() if any(p.kind == kind for p in points)]
-    keys += [STEP, Key("peaks", INK, line="-"), Key("what large kernels reach", QUIET, line="--")]
-    step = _step(result, points)
+    step = None if result.memory.oom else _step(result, points)
+    keys += [STEP] if step else []
+    keys += [Key("peaks", INK, line="-"), Key("what large kernels reach", QUIET, line="--")]
+    whole = _whole(result)
     sheet = Sheet()
     sheet.title(_title(result, step))
     sheet.note("kernels of one step by FLOPs per byte; the area of a point is its share of time")
@@ -113,16 +129,25 @@ def _draw(result: Result, points: list[Point]) -> Figure:
     panel = sheet.panel(INCHES)
     sheet.skip(0.48)
     for number, point in enumerate(points[:MAX_LISTED], start=1):
-        sheet.note(f"{number}  {_line(point, result)}", size=SMALL_SIZE)
-    sheet.note(_rest(result), size=SMALL_SIZE)
+        sheet.note(f"{number}  {_line(point, result, whole)}", size=SMALL_SIZE)
+    sheet.note(_rest(result, whole), size=SMALL_SIZE)
     figure = sheet.figure()
     axes = panel.axes
     assert axes is not None
-    _scale(axes, [*points, step], hardware)
+    _scale(axes, [*points, step] if step else points, hardware)
     _draw_roofs(axes, hardware)
-    _draw_points(axes, points, step, result.step_time)
+    _draw_points(axes, points, whole)
+    if step:
+        place = (step.intensity, step.rate / 1e12)
+        axes.scatter(*place, s=40, color=STEP.colour, marker="D", gid="step", zorder=3)
     place_legend(figure, keys, keys_at)
     return figure
+
+
+def _whole(result: Result) -> Whole:
+    if result.memory.oom is None:
+        return Whole("the step", result.step_time)
+    return Whole("all kernels' time", sum(map(result.costs.kernel, _kernels(result))))
 
 
 def _step(result: Result, points: Iterable[Point]) -> Point:
@@ -136,21 +161,24 @@ def _step(result: Result, points: Iterable[Point]) -> Point:
     )
 
 
-def _title(result: Result, step: Point) -> str:
-    name = result.scenario.title.strip() or result.scenario.name
+def _title(result: Result, step: Point | None) -> str:
+    name, oom = result.scenario.title.strip() or result.scenario.name, result.memory.oom
+    if oom is not None:
+        return f"{name}: out of memory at {show_seconds(oom.time)}; what its kernels would reach"
+    assert step is not None
     share = step.rate / result.scenario.device.peak_flops
     return f"{name}: {step.rate / 1e12:.0f} TFLOP/s, {share:.0%} of the peak (recompute counts)"
 
 
-def _line(point: Point, result: Result) -> str:
+def _line(point: Point, result: Result, whole: Whole) -> str:
     first, *others = point.names
     more = f" and {len(others)} more of its size" if others else ""
-    time = f"{show_seconds(point.seconds)}, {point.seconds / result.step_time:.0%} of the step"
+    time = f"{show_seconds(point.seconds)}, {whole.share(point.seconds)}"
     peak = point.rate / result.scenario.device.peak_flops
     return f"{first}{more}: {time}, {point.rate / 1e12:.0f} TFLOP/s, {peak:.0%} of the peak"
 
 
-def _rest(result: Result) -> str:
+def _rest(result: Result, whole: Whole) -> str:
     """Kernels without a matrix product have no place below the roofs: only bytes."""
     kernels = [kernel for kernel in _kernels(result) if not kernel.flops]
     seconds = sum(result.costs.kernel(kernel) for kernel in kernels)
@@ -160,7 +188,7 @@ def _rest(result: Result) -> str:
     peak = result.scenario.device.memory_bandwidth / 1e12
     return (
         f"Without FLOPs to count, limited by memory: {show_seconds(seconds)}, "
-        f"{seconds / result.step_time:.0%} of the step, {rate:.2f} of {peak:.2f} TB/s."
+        f"{whole.share(seconds)}, {rate:.2f} of {peak:.2f} TB/s."
     )
 
 
@@ -200,17 +228,14 @@ def _draw_roofs(axes: Axes, hardware: Hardware) -> None:
         axes.plot(x, y, color=colour, ls=line, lw=1.0, gid=name, zorder=1)
 
 
-def _draw_points(axes: Axes, points: Sequence[Point], step: Point, step_time: float) -> None:
+def _draw_points(axes: Axes, points: Sequence[Point], whole: Whole) -> None:
     for number, point in enumerate(points, start=1):
         colour = LOOKS.get(point.kind, LOOKS[WHOLE]).colour
         place = (point.intensity, point.rate / 1e12)
-        area = 16 + 900 * point.seconds / step_time
+        area = 16 + 900 * point.seconds / whole.seconds
         axes.scatter(*place, s=area, color=colour, alpha=0.6, lw=0, gid=point.names[0], zorder=2)
         if number <= MAX_LISTED:
             beside = (math.sqrt(area) / 2 - 1, math.sqrt(area) / 2 - 1)
             axes.annotate(
                 str(number), place, beside, textcoords="offset points", size=SMALL_SIZE, zorder=4
             )
-    axes.scatter(
-        step.intensity, step.rate / 1e12, s=40, color=STEP.colour, marker="D", gid="step", zorder=3
-    )

@@ -1,23 +1,21 @@
 """Pictures of a sweep: what one choice costs, and which points no other beats.
 
-``choice_figure`` has step time, peak memory and number of collectives over one axis;
-``pareto_figure`` has time against memory, over all of them.
+``choice_figure`` has step time, peak memory and number of collectives over one axis; that of
+:mod:`fsdpsim.plots.pareto` has time against memory, over all of them.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from matplotlib.transforms import Bbox
 
 from fsdpsim.plots.legend import Key
+from fsdpsim.plots.pareto import pareto_figure, subtitle
 from fsdpsim.plots.sheet import Sheet, legend_room, place_legend
 from fsdpsim.plots.style import (
     CAPACITY,
@@ -37,7 +35,7 @@ from fsdpsim.scenario import Scenario
 from fsdpsim.sweeps.api import run_points
 from fsdpsim.sweeps.execute import workers
 from fsdpsim.sweeps.grid import Grid
-from fsdpsim.sweeps.pareto import MEMORY, ParetoFront, cost, objective
+from fsdpsim.sweeps.pareto import MEMORY
 from fsdpsim.sweeps.point import Simulator
 from fsdpsim.sweeps.row import Row, value_text
 from fsdpsim.units import show_bytes, show_seconds
@@ -46,9 +44,6 @@ GIB = 2**30
 
 #: More values than this along one axis are too narrow to label.
 MAX_VALUES = 40
-
-#: So many points can each have its name beside it.
-MAX_NAMED = 12
 
 TIME = (
     Key("computing", KINDS["forward"].colour),
@@ -134,7 +129,7 @@ def bar_of(grid: Grid, row: Row) -> Bar:
     collectives = figures["collectives"].values()
     bounds = Simulator(grid.scenario).bounds(grid.variations.at(row.settings))
     return Bar(
-        label=value_label(row.settings[grid.keys[0]]),
+        label=value_text(row.settings[grid.keys[0]]),
         fits=fits,
         parts=(compute, exposed, rest) if fits else (0.0, 0.0, 0.0),
         allocated=figures["peak_allocated_bytes"],
@@ -143,17 +138,6 @@ def bar_of(grid: Grid, row: Row) -> Bar:
         collectives=sum(c["count"] for c in collectives),
         between_nodes=sum(c["bytes_sent_between_nodes_per_rank"] for c in collectives),
     )
-
-
-def value_label(value: Any) -> str:
-    """A value of a swept key as the pictures write it."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return f"{value:,}"
-    return value_text(value)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 18 else text[:17] + "…"
 
 
 def _ticks(bars: Sequence[Bar], points: float) -> list[str]:
@@ -167,7 +151,7 @@ def _draw_choices(grid: Grid, bars: Sequence[Bar]) -> Figure:
     keys = _keys(bars)
     sheet = Sheet()
     sheet.title(grid.scenario.title or grid.scenario.name)
-    sheet.note(_subtitle(grid))
+    sheet.note(subtitle(grid))
     legend_at = sheet.skip(legend_room(keys))
     sheet.skip(0.1)
     time = sheet.panel(1.9)
@@ -190,15 +174,6 @@ def _draw_choices(grid: Grid, bars: Sequence[Bar]) -> Figure:
     calls.axes.set_xlim(-0.6, len(bars) - 0.4)
     calls.axes.set_xlabel(" and ".join(grid.keys[:1]))
     return figure
-
-
-def _subtitle(grid: Grid) -> str:
-    scenario = grid.scenario
-    varies = {"fsdp", "fsdp.runtime"} & set(grid.keys)
-    words = [] if varies else [f"runtime {scenario.fsdp.runtime}"]
-    if scenario.hardware is not None:
-        words.append(f"{scenario.world_size} GPUs ({scenario.hardware.gpu})")
-    return "  ·  ".join(words)
 
 
 def _keys(bars: Sequence[Bar]) -> list[Key]:
@@ -277,95 +252,3 @@ def _label(axes: Axes, x: float, y: float, text: str, bars: int) -> None:
             size=SMALL_SIZE,
             bbox={"boxstyle": "square,pad=0.1", "fc": "white", "ec": "none"},
         )
-
-
-# ---- time against memory
-
-
-def pareto_figure(grid: Grid, rows: Sequence[Row]) -> Figure | None:
-    """All points that fit, in time and peak memory; None where memory is not simulated."""
-    figure = objective(grid.scenario, grid.keys)
-    placed = [row for row in rows if cost(row, figure) is not None and row.figures[MEMORY]]
-    if len(placed) < 2:
-        return None
-    front = ParetoFront(figure)
-    for row in placed:
-        front.add(row)
-    with house_style():
-        return _draw_pareto(grid, placed, list(front), len(rows) - len(placed))
-
-
-def _draw_pareto(grid: Grid, rows: Sequence[Row], front: list[Row], lost: int) -> Figure:
-    keys = [
-        Key("no other point is as fast with less memory", KINDS["reduce_scatter"].colour),
-        Key("the others", KINDS["copy"].colour),
-    ]
-    sheet = Sheet()
-    sheet.title(f"{grid.scenario.title or grid.scenario.name}: time against memory")
-    lost_words = f"; {lost} not shown: out of memory" if lost else ""
-    sheet.note(f"{_subtitle(grid)}  ·  {len(rows):,} points that fit{lost_words}")
-    legend_at = sheet.skip(legend_room(keys))
-    sheet.skip(0.1)
-    panel = sheet.panel(4.2)
-    sheet.skip(0.42)
-    figure = sheet.figure()
-    place_legend(figure, keys, legend_at)
-    assert panel.axes is not None
-    _scatter(panel.axes, grid, rows, front)
-    return figure
-
-
-def _scatter(axes: Axes, grid: Grid, rows: Sequence[Row], front: list[Row]) -> None:
-    name = objective(grid.scenario, grid.keys)
-    unit, seconds = _axis_of(rows, name)
-    shown = {row.point for row in front}
-    others = list(_places([row for row in rows if row.point not in shown], name, seconds))
-    x, y = [place[0] for place in others], [place[1] for place in others]
-    axes.scatter(x, y, s=14, color=KINDS["copy"].colour, lw=0, alpha=0.6)
-    best = list(_places(front, name, seconds))
-    x, y = [place[0] for place in best], [place[1] for place in best]
-    axes.step(x, y, where="post", color=KINDS["reduce_scatter"].colour, lw=0.8)
-    axes.scatter(x, y, s=22, color=KINDS["reduce_scatter"].colour, lw=0, zorder=3)
-    times = [x for x, _ in (*others, *best)]
-    if max(times) > 20 * min(times) > 0:
-        axes.set_xscale("log")
-    axes.set_xlabel(unit)
-    axes.set_ylabel("peak reserved memory (GiB)")
-    axes.set_ylim(bottom=0)
-    axes.grid(True)
-    named = rows if len(rows) <= MAX_NAMED else front[:MAX_NAMED]
-    _name(axes, grid, named, list(_places(named, name, seconds)))
-
-
-def _name(
-    axes: Axes, grid: Grid, rows: Sequence[Row], places: Sequence[tuple[float, float]]
-) -> None:
-    """Write what sets each point apart beside it, inside the axes and clear of earlier names."""
-    texts = [[json.dumps(row.settings[key], default=str) for row in rows] for key in grid.keys]
-    varied = [key for key, own in zip(grid.keys, texts, strict=True) if len(set(own)) > 1][:3]
-    low, high = axes.get_xlim()
-    edge = low + 0.8 * (high - low)  # beyond it a name would leave the axes
-    taken: list[Bbox] = []
-    for row, place in zip(rows, places, strict=True):
-        text = ", ".join(_short(value_label(row.settings[key])) for key in varied)
-        side = ("right", -4) if place[0] > edge else ("left", 4)
-        name = axes.annotate(
-            text, place, (side[1], 4), textcoords="offset points", ha=side[0], size=SMALL_SIZE
-        )
-        if any(name.get_window_extent().overlaps(other) for other in taken):
-            name.set(position=(side[1], -4), va="top")
-        taken.append(name.get_window_extent())
-
-
-def _axis_of(rows: Sequence[Row], name: str) -> tuple[str, float]:
-    costs = [c for row in rows if (c := cost(row, name)) is not None]
-    what = "time per token and GPU" if name == "tokens_per_s_per_gpu" else "step time"
-    unit, seconds = next((u for u in TIME_UNITS if max(costs) >= u[1]), TIME_UNITS[-1])
-    return f"{what} ({unit})", seconds
-
-
-def _places(rows: Iterable[Row], name: str, seconds: float) -> Iterator[tuple[float, float]]:
-    for row in rows:
-        time = cost(row, name)
-        assert time is not None
-        yield time / seconds, row.figures[MEMORY] / GIB

@@ -21,6 +21,10 @@ TIME_UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 MOST_LEAD = 0.5
 
 
+class NothingRanError(ValueError):
+    """Memory ran out before there was anything to draw: an answer, but no picture."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class View:
     """A window on ``result``. Times are seconds from the start of the simulation."""
@@ -76,6 +80,16 @@ class View:
         return {unit.name: i for i, unit in enumerate(self.result.workload.units)}
 
 
+def check_ran(result: Result, ran: bool, what: str) -> None:
+    """Raise :class:`NothingRanError` if memory ran out and not even ``what`` was there before."""
+    oom = result.memory.oom
+    if oom is not None and not ran:
+        when = show_seconds(oom.time)
+        raise NothingRanError(
+            f"{result.scenario.source}: out of memory at {when}, before {what}: nothing to draw"
+        )
+
+
 def make_view(
     result: Result,
     *,
@@ -89,7 +103,7 @@ def make_view(
     see :func:`select_units`. Raises ``ValueError`` for what the result does not have.
     """
     index = _iteration_index(result, iteration)
-    window = _window(result, index)
+    window = step_window(result, index)
     origin = window[0]
     if index is not None:
         window = _with_host(result, index, window)
@@ -154,25 +168,32 @@ def host_span(result: Result, iteration: int | None) -> Interval:
     return start, max([start, *ends])
 
 
-def _iteration_index(result: Result, iteration: int | str | None) -> int | None:
+def last_begun(result: Result) -> int | None:
+    """The last iteration that has begun, from 0; None where memory ran out before the first."""
     begun = len(host_starts(result))
-    if iteration == "all" or begun == 0:
+    return begun - 1 if begun else None
+
+
+def _iteration_index(result: Result, iteration: int | str | None) -> int | None:
+    last = last_begun(result)
+    if iteration == "all" or last is None:
         return None
     if iteration is None:
-        return begun - 1
+        return last
+    begun = last + 1
     if not isinstance(iteration, int) or not 1 <= iteration <= begun:
         raise ValueError(f"iteration {iteration}: there are iterations 1 to {begun}, and all")
     return iteration - 1
 
 
-def _window(result: Result, iteration: int | None) -> Interval:
-    """From the end of all work before the iteration to the end of its own."""
+def step_window(result: Result, iteration: int | None) -> Interval:
+    """From the end of all work before ``iteration`` to the end of its own, or out of memory."""
     ends = [0.0, *result.iteration_ends]
     oom = result.memory.oom
     last = max(ends[-1], oom.time) if oom else ends[-1]
     if iteration is None:
         return 0.0, last
-    ran_out = oom is not None and iteration == len(host_starts(result)) - 1
+    ran_out = oom is not None and iteration == last_begun(result)
     return ends[iteration], last if ran_out else ends[iteration + 1]
 
 
