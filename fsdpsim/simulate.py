@@ -42,7 +42,7 @@ from fsdpsim.schedules.runtime import Optimizer, Runtime
 from fsdpsim.schedules.textbook import TextbookRuntime
 from fsdpsim.schedules.zero import ZeroRuntime
 from fsdpsim.schedules.zero_offload import ZeroOffloadRuntime
-from fsdpsim.workload import DTYPE_BYTES, Kernel, Workload
+from fsdpsim.workload import DTYPE_BYTES, Kernel, Workload, nbytes
 
 RUNTIMES: dict[str, type[Runtime]] = {
     "ddp": DdpRuntime,
@@ -196,8 +196,18 @@ def build_workload(scenario: Scenario, costs: Costs | None = None) -> Workload:
             raise FaultsError(Fault("", str(error))) from None
         _check_unit_names(scenario, workload)
     if scenario.training.granularity == "units":
-        return coarsen(workload, (costs or build_costs(scenario)).kernel)
+        seconds = (costs or build_costs(scenario)).kernel
+        return coarsen(workload, seconds, _gradient_bytes(scenario, workload))
     return workload
+
+
+def _gradient_bytes(scenario: Scenario, workload: Workload) -> dict[tuple[str, str], int]:
+    """Autograd writes gradients in the compute dtype."""
+    return {
+        (unit.name, param.name): nbytes(param.numel, scenario.param_dtype or param.dtype)
+        for unit in workload.units
+        for param in unit.params
+    }
 
 
 def _model_workload(scenario: Scenario) -> Workload:

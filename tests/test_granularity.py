@@ -52,7 +52,8 @@ def test_same_bytes_in_fewer_buffers(model: str, runtime: str, steps: int) -> No
         k: v.count for k, v in fine.collectives.items()
     }
     assert coarse.memory.samples[-1].requested == fine.memory.samples[-1].requested
-    # All gradients of a pass are there at its start, beside its highest level.
+    # Buffers that a pass frees one after the other, beside gradients that it writes, are freed at
+    # its end.
     peaks = [result.peak("requested") for result in (fine, coarse)]
     assert 0.99 * peaks[0] <= peaks[1] <= 1.1 * peaks[0]
     mallocs = [sum(type(s) is Malloc for s in r.program.steps) for r in (fine, coarse)]

@@ -1,12 +1,12 @@
 """Whole passes as single kernels: a coarser timeline with the same seconds and bytes.
 
-Peaks of what the kernels allocate are the same too. FSDP's gradients of a pass all come at its
-start, which can put the peak of everything a little higher.
+Peaks of what the kernels allocate are the same too. With gradients beside them they can be a little
+higher: what a pass frees bit by bit is freed at its end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from fsdpsim.workload import Kernel, Part, Tensor, Workload
@@ -17,14 +17,19 @@ Seconds = Callable[[Kernel], float]
 SAVED, CHECKPOINT, RECOMPUTED, WORKING = "saved", "checkpoint", "recomputed", "working"
 
 
-def coarsen(workload: Workload, seconds: Seconds) -> Workload:
+def coarsen(
+    workload: Workload, seconds: Seconds, gradients: Mapping[tuple[str, str], int] | None = None
+) -> Workload:
     """Merge the kernels of each pass of each part into one of kind ``unit``.
 
     ``seconds`` is the cost model's time of one kernel. The merged kernel takes exactly the sum,
     with the launches, FLOPs, bytes and gradients of all; of their buffers it keeps what outlives
-    the pass and the highest level within it.
+    the pass and the highest level within it. ``gradients``: bytes by the names of a unit and of a
+    parameter. They are all there when the merged kernel begins, and its own buffers are the
+    smaller for it.
     """
-    return replace(workload, parts=tuple(_coarse(part, seconds) for part in workload.parts))
+    parts = tuple(_coarse(part, seconds, gradients or {}) for part in workload.parts)
+    return replace(workload, parts=parts)
 
 
 def merge(name: str, kernels: Sequence[Kernel], seconds: Seconds) -> Kernel:
@@ -41,7 +46,7 @@ def merge(name: str, kernels: Sequence[Kernel], seconds: Seconds) -> Kernel:
     )
 
 
-def _coarse(part: Part, seconds: Seconds) -> Part:
+def _coarse(part: Part, seconds: Seconds, gradients: Mapping[tuple[str, str], int]) -> Part:
     sizes = {
         tensor.name: tensor.nbytes
         for kernels in (part.forward, part.recompute, part.backward)
@@ -56,7 +61,9 @@ def _coarse(part: Part, seconds: Seconds) -> Part:
         if not kernels:
             return ()
         kernel = merge(f"{part.name}.{name}", kernels, seconds)
-        working = levels(kernels, sizes)[0] - sum(kept.values())
+        grads = {grad: gradients.get((part.unit, grad), 0) for grad in kernel.gradients}
+        highest = levels(kernels, sizes, grads)[0] - sum(grads.values())
+        working = highest - sum(kept.values())
         lumps = _lumps(kept | {WORKING: working})
         drops = tuple(lump.name for lump in lumps if lump.name == WORKING)
         return (replace(kernel, allocates=lumps, frees=drops),)
@@ -91,14 +98,17 @@ def _freeing(kernels: tuple[Kernel, ...], sizes: dict[str, int]) -> tuple[Kernel
     return tuple(replace(kernel, frees=(*kernel.frees, *names)) for kernel in kernels)
 
 
-def levels(kernels: Sequence[Kernel], sizes: dict[str, int]) -> tuple[int, int]:
+def levels(
+    kernels: Sequence[Kernel], sizes: Mapping[str, int], gradients: Mapping[str, int] | None = None
+) -> tuple[int, int]:
     """Bytes above the start: the highest level within ``kernels``, and the level after them.
 
-    ``sizes`` gives the bytes of every buffer by name.
+    ``sizes`` gives the bytes of every buffer by name, ``gradients`` those of gradients that count.
     """
     level = highest = 0
     for kernel in kernels:
         level += sum(tensor.nbytes for tensor in kernel.allocates)
+        level += sum(gradients[name] for name in kernel.gradients) if gradients else 0
         highest = max(highest, level)
         level -= sum(sizes[name] for name in kernel.frees)
     return highest, level

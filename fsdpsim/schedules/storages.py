@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -31,25 +30,27 @@ def _used(part: Part, units: Mapping[str, Unit]) -> Iterable[str]:
 class Storages:
     """Sorts a workload's parameters into storages.
 
-    When lumped, all that are asked for at once share one, but for a parameter that several parts
-    use: the gradients of its uses are added up, so it is alone.
+    When lumped, those that one part of the model uses share one. A parameter that several parts use
+    is alone: the gradients of its uses are added up.
     """
 
     def __init__(self, workload: Workload, *, lumped: bool) -> None:
         self.lumped = lumped
         units = {unit.name: unit for unit in workload.units}
-        uses = Counter((part.unit, name) for part in workload.parts for name in _used(part, units))
-        self._shared = {key for key, count in uses.items() if count > 1}
+        self._users: dict[tuple[str, str], list[str]] = {}
+        for part in workload.parts:
+            for name in _used(part, units):
+                self._users.setdefault((part.unit, name), []).append(part.name)
         self._of_gradients: dict[tuple[str, tuple[str, ...]], tuple[Storage, ...]] = {}
 
     def of(self, unit: Unit, params: Iterable[Param]) -> tuple[Storage, ...]:
         """The storages of ``params``, which are of ``unit``."""
-        alone, together = list[Param](), list[Param]()
+        groups: dict[object, list[Param]] = {}
         for param in params:
-            apart = not self.lumped or (unit.name, param.name) in self._shared
-            (alone if apart else together).append(param)
-        groups = [*((param,) for param in alone), *([tuple(together)] if together else [])]
-        return tuple(self._storage(unit, group) for group in groups)
+            users = self._users.get((unit.name, param.name), [])
+            together = self.lumped and len(users) == 1
+            groups.setdefault(users[0] if together else (param.name,), []).append(param)
+        return tuple(self._storage(unit, tuple(group)) for group in groups.values())
 
     def of_gradients(self, unit: Unit, names: tuple[str, ...]) -> tuple[Storage, ...]:
         """Those of the trained parameters among ``names``, which are of ``unit``."""
@@ -67,5 +68,5 @@ class Storages:
             names=tuple(param.name for param in params),
             numel=sum(param.numel for param in params),
             params=params,
-            is_shared=(unit.name, first) in self._shared,
+            is_shared=len(self._users.get((unit.name, first), ())) > 1,
         )
