@@ -96,7 +96,7 @@ def test_run_prints_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines == [
         "4 units, overlap and backward prefetch",
         "step time 27 s",
-        "compute 24 s (88.9% of the step)",
+        "compute time 24 s (88.9% of the step)",
         "exposed communication 3 s",
         "host blocked: rate_limiter 17.5 s",
         "unsharded units at once 2",

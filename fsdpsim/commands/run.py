@@ -84,7 +84,7 @@ def _time_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
     found = [
         ("step time", show_seconds(step)),
         (
-            "compute",
+            "compute time",
             f"{show_seconds(compute)} ({compute / step:.1%} of the step)" if step else "0 s",
         ),
         ("exposed communication", show_seconds(exposed)),

@@ -167,7 +167,8 @@ def _title(result: Result, step: Point | None) -> str:
         return f"{name}: out of memory at {show_seconds(oom.time)}; what its kernels would reach"
     assert step is not None
     share = step.rate / result.scenario.device.peak_flops
-    return f"{name}: {step.rate / 1e12:.0f} TFLOP/s, {share:.0%} of the peak (recompute counts)"
+    counted = "recompute counts, masked attention does not"
+    return f"{name}: {step.rate / 1e12:.0f} TFLOP/s, {share:.0%} of the peak ({counted})"
 
 
 def _line(point: Point, result: Result, whole: Whole) -> str:

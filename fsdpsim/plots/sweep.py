@@ -53,6 +53,7 @@ TIME = (
 ALLOCATED = Key("allocated at the peak", CATEGORIES["parameters"].colour)
 RESERVED = Key("reserved beyond it", OUT_OF_FOCUS)
 TOO_LARGE = Key("runs out of memory", "#f6c9cd", hatch="////")
+DEVICE = Key("the device's memory", CAPACITY[0], line=CAPACITY[1], width=CAPACITY[2])
 FLOOR = Key("model state / F + largest unit + kept activations", INK, line="-", width=1.4)
 
 
@@ -148,7 +149,7 @@ def _ticks(bars: Sequence[Bar], points: float) -> list[str]:
 
 
 def _draw_choices(grid: Grid, bars: Sequence[Bar]) -> Figure:
-    keys = _keys(bars)
+    keys = _keys(bars, _limit(grid, bars))
     sheet = Sheet()
     sheet.title(grid.scenario.title or grid.scenario.name)
     sheet.note(subtitle(grid))
@@ -176,12 +177,22 @@ def _draw_choices(grid: Grid, bars: Sequence[Bar]) -> Figure:
     return figure
 
 
-def _keys(bars: Sequence[Bar]) -> list[Key]:
+def _limit(grid: Grid, bars: Sequence[Bar]) -> float | None:
+    """The device's memory in GiB, where it is near enough to the bars to be drawn."""
+    hardware, highest = grid.scenario.hardware, max(bar.reserved for bar in bars) / GIB
+    if hardware is None or hardware.memory / GIB >= 1.5 * highest:
+        return None
+    return hardware.memory / GIB
+
+
+def _keys(bars: Sequence[Bar], limit: float | None) -> list[Key]:
     keys = [key for i, key in enumerate(TIME) if any(bar.parts[i] > 0 for bar in bars)]
     if any(bar.reserved for bar in bars):
         keys += [ALLOCATED, RESERVED]
     if any(bar.floor for bar in bars):
         keys.append(FLOOR)
+    if limit is not None:
+        keys.append(DEVICE)
     if not all(bar.fits for bar in bars):
         keys.append(TOO_LARGE)
     return keys
@@ -218,11 +229,10 @@ def _draw_memory(axes: Axes, bars: Sequence[Bar], grid: Grid) -> None:
             _label(axes, x, reserved / 2, f"needs {show_bytes(bar.floor)}\nat least", len(bars))
         elif bar.floor:
             axes.plot((x - 0.36, x + 0.36), (bar.floor / GIB,) * 2, color=INK, lw=FLOOR.width)
-    if grid.scenario.hardware is not None:
-        limit = grid.scenario.hardware.memory / GIB
-        if limit < 1.5 * highest:
-            axes.axhline(limit, color=CAPACITY[0], ls=CAPACITY[1], lw=CAPACITY[2])
-            highest = max(highest, limit)
+    limit = _limit(grid, bars)
+    if limit is not None:
+        axes.axhline(limit, color=CAPACITY[0], ls=CAPACITY[1], lw=CAPACITY[2])
+        highest = max(highest, limit)
     axes.set_ylabel("peak memory (GiB)")
     axes.set_ylim(0, 1.14 * highest)
     axes.yaxis.set_major_locator(MaxNLocator(5))
@@ -235,7 +245,7 @@ def _draw_calls(axes: Axes, bars: Sequence[Bar]) -> None:
         axes.bar(x, bar.collectives, 0.72, color=QUIET)
         between = f", {bar.between_nodes / 1e9:.3g} GB" if bar.between_nodes else ""
         _label(axes, x, bar.collectives, f"{bar.collectives:,}{between}", len(bars))
-    axes.set_ylabel("collectives,\nsent off node")
+    axes.set_ylabel("collectives,\nsent over nodes")
     axes.set_ylim(0, 1.25 * max(bar.collectives for bar in bars) or 1)
     axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
 
