@@ -31,7 +31,7 @@ demo: $(INSTALLED)  ## simulate a scenario and draw its chart
 	$(BIN)/fsdpsim plot scenarios/$(DEMO).toml -o demo/$(DEMO).png
 
 test: $(INSTALLED)  ## the test suite
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist worksteal
 
 test-all: $(INSTALLED)  ## the test suite with slow tests and benchmarks
 	$(BIN)/pytest -m ''

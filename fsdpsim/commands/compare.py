@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         for renderable in _tables(found):
             console.print(renderable)
         if drawn:
-            console.print(f"wrote {args.output}", markup=False)
+            console.print(f"wrote {args.output}", markup=False, soft_wrap=True)
     return 0
 
 

@@ -164,7 +164,7 @@ def _print(grid: Grid, leaders: Leaders, written: Iterable[Path]) -> None:
     if hidden:
         console.print(f"and {hidden} more points that are invalid or failed", markup=False)
     for path in written:
-        console.print(f"wrote {path}", markup=False)
+        console.print(f"wrote {path}", markup=False, soft_wrap=True)
 
 
 def _as_json(grid: Grid, leaders: Leaders, rows: Iterable[Row]) -> dict[str, Any]:

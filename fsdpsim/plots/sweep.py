@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fsdpsim.files import write_with
 from fsdpsim.plots.legend import Key
 from fsdpsim.plots.pareto import pareto_figure, subtitle
 from fsdpsim.plots.sheet import Sheet, legend_room, place_legend
@@ -91,8 +93,9 @@ def write_sweep_figures(grid: Grid, rows: Iterable[Row], directory: Path) -> lis
     """Write ``sweep.png`` (if one axis varies) and ``pareto.png``; returns what was written."""
     written = []
     for name, figure in _figures(grid, rows).items():
-        write_figure(figure, directory / f"{name}.png")
-        written.append(directory / f"{name}.png")
+        path = directory / f"{name}.png"
+        write_with(path, partial(write_figure, figure))
+        written.append(path)
     return written
 
 
