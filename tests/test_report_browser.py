@@ -294,7 +294,7 @@ def test_searching_selecting_an_iteration_and_the_clock(
     view = make_view(small, iteration=1)
     low, high = report.span
     assert low <= view.start and high >= view.end and high - low < 1.02 * (view.end - view.start)
-    times = "report.memoryChart.curve.time.slice(0, 100).join()"
+    times = "report.memoryChart.curve.time.slice(-100).join()"
     report.tab.run(f"({change})('clock', 'host')")
     before = report.tab.run(times)
     report.tab.run(f"({change})('clock', 'gpu')")
