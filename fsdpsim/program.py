@@ -147,12 +147,12 @@ class Program:
         nbytes: int = 0,
     ) -> Op:
         """Enqueue a kernel, collective or copy of ``seconds`` on the current stream."""
-        stream = self.stream
+        stream, waits = self.stream, self._waits
         op = Op(
             name,
             stream,
             seconds,
-            tuple(self._waits.pop(stream, ())),
+            tuple(waits.pop(stream)) if stream in waits else (),
             communicator,
             launch_seconds,
             kind,

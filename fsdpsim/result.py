@@ -74,6 +74,12 @@ class Result:
         return [s for s in self.program.steps if type(s) is Op and s.finished]
 
     @cached_property
+    def step_ops(self) -> list[Op]:
+        """Those of the last iteration; all others have ended when the step begins."""
+        last = self.scenario.iterations - 1
+        return [op for op in self.ops if op.iteration == last]
+
+    @cached_property
     def marks(self) -> list[Mark]:
         """Hooks and compute marks in host order."""
         return [s for s in self.program.steps if type(s) is Mark]
@@ -123,12 +129,12 @@ class Result:
     @cached_property
     def compute_busy(self) -> list[Interval]:
         """The times of the step in which a kernel ran that is not a collective."""
-        return self.busy(op for op in self.ops if is_kernel(op))
+        return self.busy(op for op in self.step_ops if is_kernel(op))
 
     @cached_property
     def communication_busy(self) -> list[Interval]:
         """The times of the step in which a collective ran."""
-        return self.busy(op for op in self.ops if op.collective is not None)
+        return self.busy(op for op in self.step_ops if op.collective is not None)
 
     @property
     def compute_time(self) -> float:
@@ -143,10 +149,9 @@ class Result:
     @cached_property
     def collectives(self) -> dict[str, CollectiveSummary]:
         """Summary per kind of collective that the step has."""
-        last = self.scenario.iterations - 1
         found: dict[str, CollectiveSummary] = {}
         for kind in COLLECTIVES:
-            ops = [op for op in self.ops if op.kind == kind and op.iteration == last]
+            ops = [op for op in self.step_ops if op.kind == kind]
             if ops:
                 found[kind] = CollectiveSummary(
                     count=len(ops),
@@ -164,10 +169,9 @@ class Result:
     @cached_property
     def transfers(self) -> dict[str, TransferSummary]:
         """Summary per direction of the copies between host and device that the step has."""
-        last = self.scenario.iterations - 1
         found: dict[str, TransferSummary] = {}
         for kind in TRANSFERS:
-            ops = [op for op in self.ops if op.kind == kind and op.iteration == last]
+            ops = [op for op in self.step_ops if op.kind == kind]
             if ops:
                 found[kind] = TransferSummary(
                     count=len(ops),

@@ -34,11 +34,11 @@ class Param:
     dtype: str = "float32"
     """The original dtype: what the optimizer updates."""
     requires_grad: bool = True
+    numel: int = field(init=False, repr=False, compare=False)
+    """Number of elements (1 for a scalar shape)."""
 
-    @property
-    def numel(self) -> int:
-        """Number of elements (1 for a scalar shape)."""
-        return math.prod(self.shape)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "numel", math.prod(self.shape))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
