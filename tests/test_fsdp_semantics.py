@@ -476,6 +476,19 @@ def test_09_reentrant_checkpoint_around_fsdp2_gathers_once() -> None:
     assert _backward_gathers("fsdp2", **reentrant) == [1, 1, 1, 1]
 
 
+def test_09_after_a_backward_fsdp2_gathers_on_the_current_stream() -> None:
+    """Two forwards, one backward: the first recompute has a stream for it, the second has not."""
+    training = {
+        "activation_checkpointing": "full",
+        "checkpoint_placement": "outside",
+        "checkpoint_reentrant": True,
+        "forwards_per_backward": 2,
+    }
+    time = Timeline(run("fsdp2", 4, training=training))
+    streams = [op.stream for op in time.all("all_gather", 4, "backward")]
+    assert streams == ["all_gather", "compute"]
+
+
 @pytest.mark.parametrize(("runtime", "expected"), [("fsdp1", [2, 1, 2, 1]), ("fsdp2", [1] * 4)])
 def test_09_one_region_over_two_units(runtime: str, expected: list[int]) -> None:
     table = tables(

@@ -147,7 +147,7 @@ class Fsdp2Runtime(Runtime):
         for name in self.settings.unshard_early:
             group = self.groups[name]
             with self.program.for_unit(name):
-                self._unshard(group, by=None, trigger="manual", own_streams=False)
+                self._unshard(group, by=None, trigger="manual")
                 self._wait_for_unshard(group)
 
     # ---- forward
@@ -191,9 +191,7 @@ class Fsdp2Runtime(Runtime):
             return x
         return self.autograd.node(partial(self._post_backward, group), (x,))
 
-    def _unshard(
-        self, group: ParamGroup, *, by: str | None, trigger: str, own_streams: bool = True
-    ) -> None:
+    def _unshard(self, group: ParamGroup, *, by: str | None, trigger: str) -> None:
         """Cast, copy-in and all-gather; nothing if one is pending or the unit is unsharded."""
         if group.all_gather_result is not None or group.state == "unsharded":
             return
@@ -204,6 +202,8 @@ class Fsdp2Runtime(Runtime):
         if group.reshard_after_forward_event is not None:
             self._all_gather_streams_wait(group.reshard_after_forward_event)
             group.reshard_after_forward_event = None
+        # Elsewhere, as in a manual unshard or after this unit's backward, on the current stream.
+        own_streams = group.training_state in ("forward", "pre_backward")
         copy_in, gather = ALL_GATHER_STREAMS if own_streams else (COMPUTE, COMPUTE)
         with program.for_unit(group.unit.name):
             if self.shard_factor == 1:
