@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import util
 from itertools import combinations, pairwise
@@ -88,18 +89,22 @@ def test_the_front_is_drawn_over_the_others(grid: Grid, rows: list[Row]) -> None
     assert min(y for _, y in front) == memory[0]
 
 
-def test_names_of_near_points_do_not_overlap(grid: Grid, rows: list[Row]) -> None:
+def named(grid: Grid, rows: list[Row], times: Sequence[float]) -> list[Row]:
+    """Points that fit, named ``units n``, with these step times in seconds."""
     base = next(row for row in rows if row.status == "ok")
-    placed = [
+    return [
         replace(
             base,
             point=n,
             settings={grid.keys[0]: f"units {n}"},
             figures={**base.figures, "step_time_s": seconds},
         )
-        for n, seconds in enumerate((1.0, 1.005, 1.4))
+        for n, seconds in enumerate(times)
     ]
-    figure = pareto_figure(grid, placed)
+
+
+def test_names_of_near_points_do_not_overlap(grid: Grid, rows: list[Row]) -> None:
+    figure = pareto_figure(grid, named(grid, rows, [1.0, 1.005, 1.4]))
     assert figure is not None
     names = [text for text in figure.axes[0].texts if text.get_text().startswith("units")]
     assert len(names) == 3
@@ -158,18 +163,9 @@ def test_names_say_which_keys_they_are_of_and_hold_no_ambiguous_comma() -> None:
 
 
 def test_a_name_without_room_is_left_out(grid: Grid, rows: list[Row]) -> None:
-    base = next(row for row in rows if row.status == "ok")
-    placed = [
-        replace(
-            base,
-            point=n,
-            settings={grid.keys[0]: f"units {n}"},
-            figures={**base.figures, "step_time_s": 1 + n / 1000},
-        )
-        for n in range(9)
-    ]
-    far = replace(placed[0], point=9, figures={**base.figures, "step_time_s": 2.0})
-    figure = pareto_figure(grid, [*placed, far])
+    near = named(grid, rows, [1 + n / 1000 for n in range(9)])
+    far = replace(near[0], point=9, figures={**near[0].figures, "step_time_s": 2.0})
+    figure = pareto_figure(grid, [*near, far])
     assert figure is not None
     axes = figure.axes[0]
     boxes = [name.get_window_extent() for name in axes.texts]

@@ -84,14 +84,14 @@ class BucketedRuntime(Runtime):
 
     def allocate_gradients(self, unit: Unit, storages: Sequence[Storage]) -> None:
         """Autograd writes each gradient into a new tensor, and adds up those of several uses."""
-        for param in (param for storage in storages for param in storage.params):
+        for param in _params(storages):
             size = nbytes(param.numel, self.grad_dtype(param))
             new = self.program.malloc(f"grad {param.name}", size, "gradients")
             self.add_gradient(self.incomplete, (unit.name, param.name), new)
 
     def gradients_written(self, unit: Unit, storages: Sequence[Storage]) -> None:
         """After the last use: ``AccumulateGrad`` and its hooks."""
-        for param in (param for storage in storages for param in storage.params):
+        for param in _params(storages):
             key = (unit.name, param.name)
             self._uses[key] -= 1
             if not self._uses[key]:
@@ -101,3 +101,7 @@ class BucketedRuntime(Runtime):
     def accumulate_grad(self, key: Key, new: Buffer) -> None:
         """``new`` is complete: it becomes ``.grad``, or is added to it."""
         self.add_gradient(self.grads, key, new)
+
+
+def _params(storages: Sequence[Storage]) -> Iterator[Param]:
+    return (param for storage in storages for param in storage.params)

@@ -16,7 +16,7 @@ from fsdpsim.schedules.autograd import Node
 from fsdpsim.schedules.offload import Offload
 from fsdpsim.schedules.runtime import Runtime
 from fsdpsim.schedules.storages import Storage
-from fsdpsim.sharding import ShardedSize, padded_numel
+from fsdpsim.sharding import ShardedSize, padded_numel, per_parameter
 from fsdpsim.workload import DTYPE_BYTES, Param, Unit, nbytes
 
 #: Names of the parameters whose gradients share a buffer -> the buffer.
@@ -92,19 +92,14 @@ class ParamGroup:
 
     def __post_init__(self) -> None:
         self.padded = {p.name: padded_numel(p, self.factor) for p in self.unit.params}
-        self.size = self.size_of(self.unit.params)
+        self.size = per_parameter(self.unit.params, self.factor)
         trained = tuple(p for p in self.unit.params if p.requires_grad)
-        self.trained = self.size_of(trained)
+        self.trained = per_parameter(trained, self.factor)
         self.unsharded = tuple(
             (storage.name, nbytes(sum(self.padded[n] for n in storage.names), self.param_dtype))
             for storage in self.storages
         )
         self.reduced_params, self.reduced = trained, self.trained
-
-    def size_of(self, params: Sequence[Param]) -> ShardedSize:
-        """Elements of some of the parameters."""
-        padded = sum(self.padded[p.name] for p in params)
-        return ShardedSize(sum(p.numel for p in params), padded, self.factor)
 
     @property
     def all_gather_factor(self) -> int:
@@ -271,7 +266,7 @@ class Gradients:
         used = {name for names in (*group.grads, *group.accumulated_grads) for name in names}
         if used != {param.name for param in group.reduced_params}:
             group.reduced_params = tuple(p for p in group.unit.params if p.name in used)
-            group.reduced = group.size_of(group.reduced_params)
+            group.reduced = per_parameter(group.reduced_params, group.factor)
         reduce_input = self._copy_in(group)
         program.wait_stream("reduce_scatter", COMPUTE)
         with program.on_stream("reduce_scatter"):

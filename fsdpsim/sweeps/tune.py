@@ -231,8 +231,8 @@ class _Search:
     def _confirmed(self, best: Row, staff: Workers) -> Row | None:
         if best.settings.get(GRANULARITY) != "units":
             return None
-        settings = {**best.settings, GRANULARITY: "kernels"}
-        return next(run_points(self.grid, [Point(index=best.point, settings=settings)], staff))
+        kernels = self._point(best.point, {GRANULARITY: "kernels"})
+        return next(run_points(self.grid, [kernels], staff))
 
     def _alternatives(self, best: Row, staff: Workers) -> Iterator[Alternative]:
         """The best with one choice changed, for every other value of every choice."""
