@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 from fsdp_scenarios import tables
-from rich.console import Console
 
 from fsdpsim.commands.points import LEAST_IMPORTANT, table
+from fsdpsim.commands.terminal import Terminal
 from fsdpsim.scenario import load
 from fsdpsim.sweeps import sweep
 
@@ -21,7 +21,7 @@ VARIED = {
 
 def shown(width: int) -> list[str]:
     rows = sweep(load({**tables("fsdp1"), "sweep": VARIED}))
-    console = Console(width=width, highlight=False)
+    console = Terminal(width=width, highlight=False)
     with console.capture() as capture:
         console.print(table(rows, tuple(VARIED), width=width))
     return [line.rstrip() for line in capture.get().splitlines()]

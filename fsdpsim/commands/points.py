@@ -22,8 +22,7 @@ def table(
 ) -> Table:
     """Rows as a table; ``*`` marks those of ``front``, which no other beats in time and memory.
 
-    Settings break between words. Where ``width`` characters do not do, the less important figures
-    are left out.
+    Where ``width`` characters do not do for whole words, the less important figures are left out.
     """
     from rich.table import Table
     from rich.text import Text
@@ -33,17 +32,14 @@ def table(
         (names[key].replace("_", " "), *(setting(row.settings[key]) for row in rows))
         for key in keys
     ]
-    widths = [
-        max(len(word) for text in texts for word in text.split() or [""]) for texts in columns
-    ]
+    words = ([word for text in texts for word in text.split()] for texts in columns)
+    least = sum(GAP + max(map(len, column), default=0) for column in words)
     figures = [_figures(row) for row in rows]
-    labels, spare = _fitting(figures, width - len("*") - sum(GAP + n for n in widths))
+    labels = _fitting(figures, width - len("*") - least)
     shown = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
     shown.add_column("")
-    for texts, least in zip(columns, widths, strict=True):
-        more = min(spare, max(map(len, texts)) - least)
-        spare -= more
-        shown.add_column(texts[0], overflow="fold", width=least + more)
+    for texts in columns:
+        shown.add_column(texts[0])
     for label in labels:
         shown.add_column(label, justify="right", no_wrap=True)
     marked = {row.point for row in front}
@@ -54,14 +50,14 @@ def table(
     return shown
 
 
-def _fitting(figures: Sequence[dict[str, str]], width: int) -> tuple[list[str], int]:
-    """The figures to show in ``width`` characters, in order, and how many characters are left."""
+def _fitting(figures: Sequence[dict[str, str]], width: int) -> list[str]:
+    """The figures to show in ``width`` characters, in order."""
     labels = [label for label in figures[0] if any(f[label] != "-" for f in figures)]
     wide = {label: GAP + max(len(label), *(len(f[label]) for f in figures)) for label in labels}
     for label in LEAST_IMPORTANT:
         if label in labels and sum(map(wide.__getitem__, labels)) > width:
             labels.remove(label)
-    return labels, max(width - sum(map(wide.__getitem__, labels)), 0)
+    return labels
 
 
 def _figures(row: Row) -> dict[str, str]:
